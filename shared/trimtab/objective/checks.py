@@ -1,0 +1,43 @@
+"""What an objective refuses: a ratio counted twice, a batch that lacks a word."""
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+RATIO_NAMES = {"engine": "old/rollout", "update": "current/old"}
+
+
+def check_counts(counted: Iterable[tuple[str, frozenset[str]]], *, bypass: bool) -> None:
+    """Refuse an objective in which two methods correct for the same ratio.
+
+    Args:
+        counted: for each method its place and name, and the ratios that it counts.
+        bypass: whether the rollout policy stands in for the old one, so that current/old is current/rollout.
+
+    Raises:
+        ValueError: names both methods and the ratio.
+    """
+    owner: dict[str, str] = {}
+    for method, counts in counted:
+        if bypass and "update" in counts:
+            counts, method = counts | {"engine"}, f"{method} (its anchor is the rollout policy: old_log_prob is bypass)"
+        for ratio in sorted(counts):
+            if ratio in owner:
+                raise ValueError(f"{method} counts {RATIO_NAMES[ratio]}, which {owner[ratio]} counts already")
+            owner[ratio] = method
+
+
+def check_batch(batch: Mapping[str, Tensor], needed: Mapping[str, str]) -> None:
+    """Refuse a batch that lacks a word.
+
+    Args:
+        batch: tensors by word.
+        needed: for each word the method that reads it.
+
+    Raises:
+        ValueError: names the word and the method.
+    """
+    for word, method in needed.items():
+        if batch.get(word) is None:
+            hint = ": the sampler returned no log-probs to correct with" if word == "rollout_log_prob" else ""
+            raise ValueError(f"the batch has no {word}, which {method} reads{hint}")

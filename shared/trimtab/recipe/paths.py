@@ -1,0 +1,63 @@
+"""Dotted paths into a recipe: `a.b.c`, and `reward.overlong.buffer` or `reward.1.buffer` in a list."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trimtab.errors import TrimtabError
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a tree with its path; an empty list or mapping is a value.
+
+    Example:
+        >>> list(leaves({"a": {"b": 1}, "c": [{"name": "kl", "x": 2}], "d": []}))
+        [('a.b', 1), ('c.kl.name', 'kl'), ('c.kl.x', 2), ('d', [])]
+    """
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, (list, tuple)) and node:
+        for index, value in enumerate(node):
+            yield from leaves(value, f"{path}.{_label(node, index)}")
+    else:
+        yield path, node
+
+
+def assign(node: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a path, in place; sections that are missing or null on the way are made.
+
+    Raises:
+        TrimtabError: the path runs through a value, or names no element of a list.
+
+    Example:
+        >>> tree = {"reward": [{"name": "overlong", "buffer": 4}]}
+        >>> assign(tree, "reward.overlong.buffer", 2)
+        >>> tree
+        {'reward': [{'name': 'overlong', 'buffer': 2}]}
+    """
+    *parents, last = path.split(".")
+    here: Any = node
+    for depth, key in enumerate(parents):
+        step = _index(here, key, path) if isinstance(here, list) else key
+        if isinstance(here, dict) and here.get(key) is None:
+            here[key] = {}
+        here = here[step]
+        if not isinstance(here, (dict, list)):
+            raise TrimtabError(f"{path}: {'.'.join(parents[: depth + 1])} is a value, {here!r}, and has no {last!r}")
+    here[_index(here, last, path) if isinstance(here, list) else last] = value
+
+
+def _label(items: list[Any] | tuple[Any, ...], index: int) -> str:
+    """An element's name where it has one of its own, else its number."""
+    names = [item.get("name") if isinstance(item, Mapping) else None for item in items]
+    name = names[index]
+    return str(name) if name is not None and names.count(name) == 1 else str(index)
+
+
+def _index(items: list[Any], key: str, path: str) -> int:
+    labels = [_label(items, index) for index in range(len(items))]
+    if key in labels:
+        return labels.index(key)
+    if key.isdigit() and int(key) < len(items):
+        return int(key)
+    raise TrimtabError(f"{path}: the list has no element {key!r}; it has {', '.join(labels) or 'none'}")
