@@ -8,7 +8,7 @@ from torch import Tensor
 from trimtab.masking import masked_sum
 from trimtab.metrics import Metrics, mean_metric, spread_metrics, token_counts
 from trimtab.ratios import SEQUENCE_LEVELS, log_weight
-from trimtab.tensors import bool_mask, exp_clamped, live_tokens, select
+from trimtab.tensors import bool_mask, check_rows, exp_clamped, live_tokens, select
 
 BOUNDS = ("truncate", "mask")
 
@@ -65,6 +65,7 @@ def importance_weights(
     if bound not in BOUNDS:
         raise ValueError(f"bound: {bound!r} is unknown; one of {', '.join(BOUNDS)}")
     check_bounds(low, high)
+    check_rows(response_mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
     live = live_tokens(response_mask, old_log_prob, rollout_log_prob)
     log_w = log_weight(old_log_prob.detach(), rollout_log_prob.detach(), response_mask, level=level)
     outside = live & ~inside(log_w, low, high)
@@ -110,10 +111,14 @@ def check_bounds(low: float | None, high: float | None) -> None:
 
 
 def inside(log_w: Tensor, low: float | None, high: float | None) -> Tensor:
-    """Bool: exp(log_w) lies within the bounds, both inclusive. Compared in log space, where exp cannot round."""
+    """Bool: exp(log_w) lies within the bounds, both inclusive. Compared in log space, where exp cannot round.
+
+    A ratio that was built to equal a bound, from log-probs of a few nats, may miss it by some units in the last place.
+    """
+    slack = 8 * torch.finfo(log_w.dtype).eps
     keep = torch.ones_like(log_w, dtype=torch.bool)
     if low:
-        keep = keep & (log_w >= math.log(low))
+        keep = keep & (log_w >= math.log(low) - slack)
     if high is not None:
-        keep = keep & (log_w <= math.log(high))
+        keep = keep & (log_w <= math.log(high) + slack)
     return keep

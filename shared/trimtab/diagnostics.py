@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from trimtab.kl import k3_estimate
-from trimtab.masking import masked_sum
+from trimtab.masking import broadcast_mask, masked_sum
 from trimtab.metrics import Metrics, mean_metric, spread_metrics, token_counts
 from trimtab.ratios import log_weight
-from trimtab.tensors import bool_mask, exp_clamped, float_dtype, live_tokens, select
+from trimtab.tensors import check_rows, exp_clamped, float_dtype, live_tokens, select
 
 
 def mismatch_metrics(old_log_prob: Tensor, rollout_log_prob: Tensor, response_mask: Tensor) -> Metrics:
@@ -38,6 +38,7 @@ def mismatch_metrics(old_log_prob: Tensor, rollout_log_prob: Tensor, response_ma
         >>> round(mismatch_metrics(old, rollout, torch.ones(1, 2))["k1/mean"].item(), 4)
         0.25
     """
+    check_rows(response_mask, old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob)
     log_b = log_weight(old_log_prob.detach(), rollout_log_prob.detach(), response_mask, level="token")
     sequence = log_weight(old_log_prob.detach(), rollout_log_prob.detach(), response_mask, level="sequence_product")
     live = live_tokens(response_mask, old_log_prob, rollout_log_prob)
@@ -77,7 +78,7 @@ def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
         >>> effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 5.0]), torch.ones(4))
         tensor(0.5714)
     """
-    keep = bool_mask(mask) & torch.isfinite(weights)
+    keep = broadcast_mask(mask, weights) & torch.isfinite(weights)
     weights = select(weights.detach(), keep, float_dtype(weights))
     total, squares, count = masked_sum(weights, keep), masked_sum(weights.square(), keep), keep.sum()
     return effective_share(total, squares, count)

@@ -48,7 +48,7 @@ def kl_penalty(
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator: {estimator!r} is unknown; one of {', '.join(ESTIMATORS)}")
-    check_rows(response_mask, ref_log_prob=ref_log_prob)
+    check_rows(response_mask, log_prob=log_prob, ref_log_prob=ref_log_prob)
     difference = -log_ratio(log_prob, ref_log_prob.detach(), response_mask)
     if estimator == "k1":
         return -difference
@@ -59,8 +59,13 @@ def kl_penalty(
         return k3
     if old_log_prob is None:
         raise ValueError("estimator: unbiased needs old_log_prob, the policy that the ratio starts from")
-    ratio = exp_tangent(log_ratio(log_prob, old_log_prob.detach(), response_mask))
-    return select(ratio * k3, live_tokens(response_mask, log_prob, old_log_prob, ref_log_prob), k3.dtype)
+    check_rows(response_mask, old_log_prob=old_log_prob)
+    live = live_tokens(response_mask, log_prob, old_log_prob, ref_log_prob)
+    log_update = log_ratio(log_prob, old_log_prob.detach(), live)
+    ratio = exp_tangent(log_update).detach()
+    # The gradient of ratio * k3 is -ratio * d. It is set here, for the product of two tangents would turn its sign.
+    value = ratio * k3.detach() - ratio * difference.detach() * (log_update - log_update.detach())
+    return select(value, live, value.dtype)
 
 
 def k3_estimate(difference: Tensor) -> Tensor:

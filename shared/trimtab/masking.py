@@ -30,7 +30,7 @@ def masked_sum(x: Tensor, mask: Tensor, *, dim: Dim = None) -> Tensor:
         >>> masked_sum(torch.tensor([1.0, float("nan"), 4.0]), torch.tensor([1, 0, 1]))
         tensor(5.)
     """
-    kept = select(x, _broadcast(mask, x), float_dtype(x))
+    kept = select(x, broadcast_mask(mask, x), float_dtype(x))
     return kept.sum() if dim is None else kept.sum(dim=dim)
 
 
@@ -60,7 +60,8 @@ def masked_mean(x: Tensor, mask: Tensor, *, dim: Dim = None) -> Tensor:
     return masked_sum(x, mask, dim=dim) / count.clamp(min=1)
 
 
-def _broadcast(mask: Tensor, x: Tensor) -> Tensor:
+def broadcast_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """The mask as bool and of `x`'s shape, or ValueError says that it does not broadcast."""
     try:
         return bool_mask(mask).expand(x.shape)
     except RuntimeError:

@@ -31,21 +31,26 @@ def text_of(value: object) -> str:
     return ""
 
 
-def check_lengths(completions: Sequence[object], answers: Sequence[object]) -> None:
-    """Refuse completions and answers that cannot be paired.
+def text_pairs(completions: Sequence[object], answers: Sequence[object]) -> list[tuple[str, str]]:
+    """Pair the text of each completion with that of its answer.
 
     Args:
-        completions: one entry a row.
-        answers: one entry a row.
+        completions: one a row, in any form that `text_of` reads.
+        answers: one a row, likewise.
+
+    Returns:
+        One (completion, answer) a row.
 
     Raises:
         ValueError: the lengths differ.
 
     Example:
-        >>> check_lengths(["1"], ["1"])
+        >>> text_pairs(["It is 7."], [7])
+        [('It is 7.', '7')]
     """
     if len(completions) != len(answers):
         raise ValueError(f"{len(completions)} completions but {len(answers)} answers")
+    return [(text_of(row), text_of(answer)) for row, answer in zip(completions, answers, strict=True)]
 
 
 def exact_match_reward(completions: Sequence[object], answers: Sequence[object]) -> list[float]:
@@ -65,9 +70,8 @@ def exact_match_reward(completions: Sequence[object], answers: Sequence[object])
         >>> exact_match_reward([" 560\\n", "56"], ["560", "560"])
         [1.0, 0.0]
     """
-    check_lengths(completions, answers)
-    texts = ((text_of(completion).strip(), text_of(answer).strip()) for completion, answer in zip(completions, answers))
-    return [float(completion == answer != "") for completion, answer in texts]
+    pairs = text_pairs(completions, answers)
+    return [float(completion.strip() == answer.strip() != "") for completion, answer in pairs]
 
 
 def _is_assistant(message: object) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from trimtab.graders.exact import check_lengths, text_of
+from trimtab.graders.exact import text_pairs
 from trimtab.graders.worker import same_value
 
 if importlib.util.find_spec("math_verify") is None:
@@ -54,8 +54,7 @@ def math_reward(completions: Sequence[object], answers: Sequence[object]) -> lis
         >>> math_reward(["Half of it, so \\boxed{\\frac{1}{2}}.", "#### 1,234", "It is 7."], ["0.5", 1234, "8"])
         [1.0, 1.0, 0.0]
     """
-    check_lengths(completions, answers)
-    return [float(_is_right(text_of(row), text_of(answer))) for row, answer in zip(completions, answers)]
+    return [float(_is_right(completion, answer)) for completion, answer in text_pairs(completions, answers)]
 
 
 def _is_right(completion: str, answer: str) -> bool:
@@ -100,7 +99,7 @@ def _last_box(text: str) -> str | None:
 
 
 def _bare(text: str) -> str:
-    """Return the text without the signs that only wrap it: white space, dollars, asterisks, a full stop, a text command."""
+    """Return the text without what only wraps it: white space, dollars, asterisks, a full stop, a text command."""
     text = text.strip()
     if len(text) > LONGEST_ANSWER:
         return text
@@ -119,8 +118,9 @@ def _number(text: str) -> tuple[Fraction, bool] | None:
 
 
 def _same_number(gold: tuple[Fraction, bool], found: tuple[Fraction, bool]) -> bool:
-    def near(a: Fraction, b: Fraction) -> bool:
-        return abs(a - b) <= TOLERANCE * min(1, abs(a))
-
     (a, a_percent), (b, b_percent) = gold, found
-    return near(a, b) or (a_percent != b_percent and near(a / 100 if a_percent else a, b / 100 if b_percent else b))
+    return _near(a, b) or (a_percent != b_percent and _near(a / 100 if a_percent else a, b / 100 if b_percent else b))
+
+
+def _near(gold: Fraction, found: Fraction) -> bool:
+    return abs(gold - found) <= TOLERANCE * min(Fraction(1), abs(gold))

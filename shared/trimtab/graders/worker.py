@@ -5,6 +5,7 @@ Here the kernel ends the whole process when a pair has used up its processor tim
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import logging
@@ -78,10 +79,11 @@ def _running() -> subprocess.Popen[str]:
 @atexit.register
 def _stop() -> None:
     global _process
-    if _process is not None:
-        _process.kill()
-        _process.communicate()
-        _process = None
+    process, _process = _process, None
+    if process is not None:
+        process.kill()
+        with contextlib.suppress(BrokenPipeError), process:  # closes the pipes and waits
+            pass
 
 
 def _forget() -> None:
@@ -114,7 +116,7 @@ def _compare(gold: str, found: str, *, free: bool) -> bool:
     # math-verify prefers an early "Answer: 5" to a later "the answer is 7", so it is shown the last mention first.
     texts = [re.sub(r"(?is)^.*(?=answer)", "", found), found] if free else [f"\\boxed{{{found}}}"]
     expected = parse(f"\\boxed{{{gold}}}", parsing_timeout=None)
-    parsed = next((values for text in texts if (values := parse(text, parsing_timeout=None))), [])
+    parsed: list[object] = next((values for text in texts if (values := parse(text, parsing_timeout=None))), [])
     return bool(verify(expected, parsed, timeout_seconds=None))
 
 

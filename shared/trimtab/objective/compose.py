@@ -14,7 +14,7 @@ from trimtab.masking import masked_sum
 from trimtab.metrics import Metrics, mean_metric, token_counts
 from trimtab.objective.checks import check_batch, check_counts
 from trimtab.objective.places import MASKS, PENALTIES, SURROGATES, WEIGHTS
-from trimtab.objective.use import read_uses
+from trimtab.objective.use import Use, read_uses
 from trimtab.ratios import log_ratio
 from trimtab.tensors import bool_mask, live_tokens
 
@@ -23,8 +23,6 @@ Totals = Mapping[str, Tensor]
 
 ANCHORS = ("recompute", "bypass")
 DENOMINATORS = ("original", "kept")
-DETACHED = frozenset({"response_mask", "old_log_prob", "rollout_log_prob"})
-"""What `totals` reads: known before the step, and the same throughout it."""
 
 
 class Objective:
@@ -90,19 +88,14 @@ class Objective:
     @property
     def reads(self) -> dict[str, str]:
         """The words that a batch must hold, each with the method that reads it."""
-        words = {"response_mask": "every method"}
-        for use in (self.surrogate, *self.weights, *self.masks, *self.penalties):
-            for word in use.term.reads:
-                anchored = "rollout_log_prob" if self.bypass and word == "old_log_prob" else word
-                words.setdefault(anchored, str(use))
-        return words
+        return self._words([self.surrogate, *self.weights, *self.masks, *self.penalties])
 
     @torch.no_grad()
     def totals(self, batch: Batch) -> dict[str, Tensor]:
         """Sums of this batch that the whole optimizer step needs; they add up over micro-batches and ranks.
 
         Args:
-            batch: as for a call; `log_prob`, `advantages` and `ref_log_prob` are not read.
+            batch: the `response_mask`, and what the weights and masks read.
 
         Returns:
             Denominators and sums of the weights, as 0-dim float64 tensors.
@@ -110,6 +103,7 @@ class Objective:
         Raises:
             ValueError: a word is missing, or a shape differs.
         """
+        check_batch(batch, self._words([*self.weights, *self.masks]))
         batch = self._anchored(batch)
         mask = bool_mask(batch["response_mask"])
         weight, kept, _ = self._factor(batch, {})
@@ -137,9 +131,9 @@ class Objective:
         Raises:
             ValueError: a word is missing, or a shape differs.
         """
+        check_batch(batch, self.reads)
         totals = self.totals(batch) if totals is None else totals
         batch = self._anchored(batch)
-        check_batch(batch, self.reads)
         mask = bool_mask(batch["response_mask"])
         weight, kept, metrics = self._factor(batch, totals)
         per_token, found = self.surrogate(batch)
@@ -153,9 +147,16 @@ class Objective:
             loss = loss + use.coefficient * self._aggregate(value, mask, totals, "original")
         return loss, metrics
 
+    def _words(self, uses: Sequence[Use]) -> dict[str, str]:
+        words = {"response_mask": "every method"}
+        for use in uses:
+            for word in use.term.reads:
+                anchored = "rollout_log_prob" if self.bypass and word == "old_log_prob" else word
+                words.setdefault(anchored, str(use))
+        return words
+
     def _anchored(self, batch: Batch) -> Batch:
         """The batch as the methods see it: with bypass, the rollout policy is the old one."""
-        check_batch(batch, {word: by for word, by in self.reads.items() if word in DETACHED})
         return {**batch, "old_log_prob": batch["rollout_log_prob"]} if self.bypass else batch
 
     def _factor(self, batch: Batch, totals: Totals) -> tuple[Tensor, Tensor, Metrics]:
@@ -164,9 +165,12 @@ class Objective:
         weight = torch.ones(kept.shape, device=kept.device)
         metrics: Metrics = {}
         for use in self.weights:
-            known = totals and use in self.normalized
-            mean = {"mean": totals[f"{use}/total"] / totals[f"{use}/count"].clamp(min=1)} if known else {}
-            value, found = use(batch, **mean)
+            if use not in self.normalized:
+                value, found = use(batch)
+            elif totals:
+                value, found = use(batch, mean=totals[f"{use}/total"] / totals[f"{use}/count"].clamp(min=1))
+            else:  # on the way to the totals, and no mean over a part of the step may enter them
+                value, found = use(batch, normalize=False)
             weight = weight * value
             kept = kept & (value > 0)
             metrics |= {f"{use}/{name}": metric for name, metric in found.items()}
@@ -188,12 +192,14 @@ class Objective:
         )
 
     def _common_metrics(self, batch: Batch, totals: Totals) -> Metrics:
-        mask, log_prob, old = batch["response_mask"], batch["log_prob"].detach(), batch["old_log_prob"].detach()
-        live = live_tokens(mask, log_prob, old)
-        metrics = mean_metric("kl", k3_estimate(log_ratio(log_prob, old, mask)), live) | token_counts(mask, live)
+        mask, log_prob, old = batch["response_mask"], batch["log_prob"].detach(), batch.get("old_log_prob")
+        live = live_tokens(mask, log_prob) if old is None else live_tokens(mask, log_prob, old)
+        metrics = token_counts(mask, live)
+        if old is not None:
+            metrics |= mean_metric("kl", k3_estimate(log_ratio(log_prob, old.detach(), mask)), live)
         if self.weights:
             share = effective_share(totals["weight"], totals["weight_square"], totals["tokens"])
-            metrics |= {"ess/mean": share, "ess/count": torch.ones_like(share)}
+            metrics |= {"ess/mean": share, "ess/count": metrics["tokens/count"].to(share.dtype)}
         return metrics
 
 

@@ -22,17 +22,14 @@ WORDS = frozenset(
 ENGINE, UPDATE = frozenset({"engine"}), frozenset({"update"})
 """The two ratios: old/rollout and current/old. Their product, current/rollout, counts both."""
 
-Limits = Mapping[str, tuple[float | None, float | None]]
-
 
 @dataclass(frozen=True)
 class Term:
-    """One method in its place: the core, the ratios it counts, and the limits of its keys."""
+    """One method in its place: the core, the ratios it counts, and the words that its keys choose from."""
 
     name: str
     core: Callable[..., Any]
     counts: frozenset[str] = frozenset()
-    limits: Limits = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     internal: tuple[str, ...] = ()
     REQUIRED: ClassVar[object] = inspect.Parameter.empty
@@ -81,8 +78,8 @@ class Place(Mapping[str, Term]):
         term = Term(name, core, **details)
         if unknown := set(term.reads) - WORDS:
             raise ValueError(f"{self.title} {name!r} reads {sorted(unknown)}, but a batch holds {sorted(WORDS)}")
-        if unknown := {*term.limits, *term.choices} - set(term.keys):
-            raise ValueError(f"{self.title} {name!r} limits {sorted(unknown)}, which are not its keys")
+        if unknown := set(term.choices) - set(term.keys):
+            raise ValueError(f"{self.title} {name!r} has choices for {sorted(unknown)}, which are not its keys")
         self._terms[name] = term
 
     def __getitem__(self, name: str) -> Term:
@@ -105,17 +102,11 @@ WEIGHTS = Place("weights")
 MASKS = Place("masks")
 PENALTIES = Place("penalties", weighted=True)
 
-SURROGATES.add(
-    "ppo_clip",
-    ppo_clip,
-    counts=UPDATE,
-    limits={"clip_low": (0, 1), "clip_high": (0, None), "dual_clip": (1, None)},
-)
+SURROGATES.add("ppo_clip", ppo_clip, counts=UPDATE)
 WEIGHTS.add(
     "importance",
     importance_weights,
     counts=ENGINE,
-    limits={"low": (0, None), "high": (0, None)},
     choices={"level": LEVELS, "bound": BOUNDS},
     internal=("mean",),
 )

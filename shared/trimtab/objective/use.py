@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from trimtab.objective.places import Place, Term
+from trimtab.objective.places import WORDS, Place, Term
 
 Batch = Mapping[str, Tensor]
 
@@ -27,12 +28,22 @@ class Use:
         self.values = {name: options.get(name, key.default) for name, key in self.term.keys.items()}
         if missing := [name for name, value in self.values.items() if value is Term.REQUIRED]:
             raise ValueError(f"{label}: {', '.join(missing)} must be given")
+        if not self.coefficient >= 0:
+            raise ValueError(f"{label}: coefficient: {self.coefficient} is not allowed; 0 or more")
+        self._try_values()
 
     def __call__(self, batch: Batch, **more: Any) -> Any:
         """Run the core on the words that it reads."""
         words = [batch[word] for word in self.term.reads]
         optional = {word: batch[word] for word in self.term.reads_if_present if batch.get(word) is not None}
         return self.term.core(*words, **(self.values | optional | more))
+
+    def _try_values(self) -> None:
+        """Let the core itself judge its values, now and not at the first batch: it has the only list of bounds."""
+        try:
+            self({word: torch.ones(1, 1) for word in WORDS})
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {error}") from None
 
     def __str__(self) -> str:
         return self.label

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trimtab.metrics import Metrics, mean_metric, spread_metrics, token_counts
 from trimtab.ratios import log_ratio
-from trimtab.tensors import check_rows, exp_tangent, expand_advantages, live_tokens, select
+from trimtab.tensors import check_rows, exp_tangent, expand_advantages, float_dtype, live_tokens, select
 
 
 def ppo_clip(
@@ -62,8 +62,9 @@ def ppo_clip(
     check_rows(response_mask, log_prob=log_prob, old_log_prob=old_log_prob)
     raw_advantages = expand_advantages(advantages, response_mask)
     live = live_tokens(response_mask, log_prob, old_log_prob, raw_advantages)
-    log_r = log_ratio(log_prob, old_log_prob.detach(), live)
-    advantage = select(raw_advantages, live, log_r.dtype)
+    dtype = float_dtype(log_prob, old_log_prob, raw_advantages)
+    log_r = log_ratio(log_prob, old_log_prob.detach(), live).to(dtype)
+    advantage = select(raw_advantages, live, dtype)
     ratio = exp_tangent(log_r)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = torch.maximum(-ratio * advantage, -clipped * advantage)

@@ -28,15 +28,14 @@ def _section(place: Place, term: Term) -> type[Section]:
     fields: dict[str, Any] = {"name": (Literal[term.name], ...)}
     fields |= {name: _key(term, name) for name in term.keys}
     if place.weighted:
-        fields["coefficient"] = (Annotated[float, Field(ge=0)], ...)
+        fields["coefficient"] = (float, ...)
     return create_model(f"{place.title}.{term.name}", __base__=Section, **fields)
 
 
 def _key(term: Term, name: str) -> tuple[Any, Any]:
-    """Type and default of one key: its annotation, narrowed by the limits or choices of the term."""
+    """Type and default of one key; its bounds are the core's own, which `Objective` asks."""
     parameter = term.keys[name]
     default = ... if parameter.default is Term.REQUIRED else parameter.default
     if name in term.choices:
         return Annotated[str, Choice(term.choices[name])], default
-    low, high = term.limits.get(name, (None, None))
-    return Annotated[parameter.annotation, Field(ge=low, le=high)], default
+    return parameter.annotation, default

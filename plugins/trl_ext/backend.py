@@ -1,0 +1,133 @@
+"""The back end `trl` of the command: from a recipe to a trained model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PrinterCallback
+
+from trimtab.backends import RunRequest, RunResult
+from trimtab.errors import TrimtabError
+from trimtab.recipe import Recipe
+from trl_ext.config import TrimtabConfig
+from trl_ext.data import drop_long_prompts, load_prompts
+from trl_ext.evaluate import greedy_accuracy
+from trl_ext.logs import RecordSteps
+from trl_ext.resume import last_checkpoint
+from trl_ext.rewards import accuracy_function
+from trl_ext.trainer import TrimtabGRPOTrainer
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def run(request: RunRequest) -> RunResult:
+    """Train a recipe through TRL; continues from the last whole checkpoint in the run's folder.
+
+    Raises:
+        TrimtabError: something that the recipe asks for cannot be had here.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    recipe = request.recipe
+    tokenizer = _tokenizer(request.model)
+    _check_engine(recipe, request.model)
+    trainer = TrimtabGRPOTrainer(
+        request.model,
+        args=_arguments(request),
+        train_dataset=_prompts(request.train, recipe, tokenizer),
+        processing_class=tokenizer,
+        callbacks=[RecordSteps(request)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    held_out = _Evaluation(request, trainer, tokenizer)
+    checkpoint = last_checkpoint(request.folder)
+    request.resume(_steps(checkpoint, recipe))
+    before = held_out.measure(0) if checkpoint is None else held_out.known(0)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    after = held_out.measure(recipe.training.steps)
+    model = request.folder / "model"
+    trainer.save_model(str(model))
+    return RunResult(model, before, after)
+
+
+class _Evaluation:
+    """Held-out accuracy by step, kept in the run's folder so that a resumed run still knows where it began."""
+
+    def __init__(self, request: RunRequest, trainer: Any, tokenizer: Any) -> None:
+        self.file = request.folder / "evaluation.json"
+        self.trainer, self.size = trainer, request.recipe.training.mini_batch_size
+        self.grade = accuracy_function(request.recipe)
+        measured = request.evaluation is not None and self.grade is not None
+        self.rows = _prompts(request.evaluation, request.recipe, tokenizer) if measured else None
+
+    def measure(self, step: int) -> float | None:
+        if self.rows is None:
+            return None
+        accuracy = greedy_accuracy(self.trainer, self.rows, self.grade, batch_size=self.size)
+        if self.trainer.accelerator.is_main_process:
+            self.file.write_text(json.dumps(self._all() | {str(step): accuracy}, indent=2) + "\n")
+        return accuracy
+
+    def known(self, step: int) -> float | None:
+        return self._all().get(str(step))
+
+    def _all(self) -> dict[str, float]:
+        return json.loads(self.file.read_text()) if self.file.is_file() else {}
+
+
+def _arguments(request: RunRequest) -> TrimtabConfig:
+    every = request.recipe.training.checkpoint_every
+    on_cpu = not torch.cuda.is_available()
+    return TrimtabConfig(
+        str(request.folder),
+        recipe=str(request.recipe_file),
+        model_init_kwargs={"dtype": "float32"},  # the weights that are trained; precision.train is that of the forward
+        use_cpu=on_cpu,
+        dataloader_pin_memory=not on_cpu,
+        gradient_checkpointing=not on_cpu,
+        save_strategy="steps" if every else "no",
+        save_steps=(every or 1) * request.recipe.updates_per_step,
+        save_total_limit=2,  # the one before stays whole while the newest is written
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _prompts(source: str, recipe: Recipe, tokenizer: Any) -> Any:
+    return drop_long_prompts(load_prompts(source, recipe.data), tokenizer, recipe.data.max_prompt_length)
+
+
+def _tokenizer(model: str) -> Any:
+    try:
+        AutoConfig.from_pretrained(model)
+        return AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
+    except Exception as error:  # transformers raises many kinds for a folder or name that it cannot read
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TrimtabError(f"model: {model!r} cannot be read: {reason}") from None
+
+
+def _check_engine(recipe: Recipe, model: str) -> None:
+    """Refuse an engine that is not here, and a rollout precision that it would not use."""
+    wanted = recipe.precision.rollout
+    if recipe.rollout.engine == "transformers":
+        if wanted not in ("auto", recipe.precision.train):
+            raise TrimtabError(
+                f"precision.rollout: {wanted} cannot differ from precision.train ({recipe.precision.train}) where the "
+                "training model itself samples (rollout.engine: transformers)"
+            )
+        return
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        raise TrimtabError(
+            "rollout.engine: vllm is not installed; install it, set rollout.engine=transformers, or try --tiny"
+        ) from None
+    stored = str(AutoConfig.from_pretrained(model).dtype).removeprefix("torch.")
+    if wanted != "auto" and DTYPES[wanted] != stored:
+        raise TrimtabError(f"precision.rollout: {wanted} was asked for, but vLLM takes the model's own, {stored}")
+
+
+def _steps(checkpoint: Path | None, recipe: Recipe) -> int:
+    return int(checkpoint.name.rpartition("-")[2]) // recipe.updates_per_step if checkpoint else 0

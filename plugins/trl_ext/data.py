@@ -1,0 +1,92 @@
+"""Prompts and answers of a recipe as a data set that TRL reads."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, concatenate_datasets, load_dataset
+
+from trimtab.errors import TrimtabError
+from trimtab.recipe.base import suggest
+
+FORMATS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def load_prompts(source: str, columns: Any) -> Dataset:
+    """The data set of a recipe, with columns `prompt` and `answer`.
+
+    Args:
+        source: a file (.jsonl, .json, .csv, .parquet) or the name of a data set on the hub.
+        columns: the recipe's `data` section, which names the columns.
+
+    Returns:
+        Its rows; other columns are kept.
+
+    Raises:
+        TrimtabError: no such file or data set, or a column that is missing.
+    """
+    rows = _read(source)
+    for key in ("prompt", "answer"):
+        name = getattr(columns, key)
+        if name not in rows.column_names:
+            raise TrimtabError(f"data.{key}: {source} has no column {name!r}{suggest(name, rows.column_names)}")
+    if not len(rows):
+        raise TrimtabError(f"data: {source} has no rows")
+    wanted = {"prompt": rows[columns.prompt], "answer": rows[columns.answer]}
+    others = rows.remove_columns([name for name in {*wanted, columns.prompt, columns.answer} if name in rows.features])
+    return (
+        concatenate_datasets([Dataset.from_dict(wanted), others], axis=1)
+        if others.column_names
+        else Dataset.from_dict(wanted)
+    )
+
+
+def drop_long_prompts(rows: Dataset, tokenizer: Any, longest: int) -> Dataset:
+    """The rows whose prompt has at most `longest` tokens, counted as the trainer will tokenize it; says how many go.
+
+    Raises:
+        TrimtabError: no row is left.
+    """
+    keep = [index for index, prompt in enumerate(rows["prompt"]) if _length(prompt, tokenizer) <= longest]
+    if not keep:
+        raise TrimtabError(f"data.max_prompt_length: none of the {len(rows)} prompts has at most {longest} tokens")
+    if len(keep) < len(rows):
+        print(f"data: {len(rows) - len(keep)} of {len(rows)} prompts are longer than {longest} tokens and left out")
+    return rows.select(keep)
+
+
+def _length(prompt: Any, tokenizer: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+
+
+def _read(source: str) -> Dataset:
+    path = Path(source).expanduser()
+    kind = FORMATS.get(path.suffix)
+    if kind is None and path.suffix and path.exists():
+        raise TrimtabError(f"data: {source} is not one of {', '.join(FORMATS)}")
+    if kind is None and not os.path.isabs(source) and source.count("/") <= 1:
+        return _from_hub(source)
+    if not path.is_file():
+        raise TrimtabError(f"data: there is no file {source}")
+    try:
+        return load_dataset(kind, data_files=str(path), split="train")
+    except Exception as error:
+        raise TrimtabError(f"data: {source} is not readable as {kind}: {_reason(error)}") from None
+
+
+def _from_hub(name: str) -> Dataset:
+    try:
+        return load_dataset(name, split="train")
+    except Exception as error:
+        raise TrimtabError(
+            f"data: {name!r} is neither a file nor a data set that can be loaded: {_reason(error)}"
+        ) from None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the innermost cause: data set errors wrap what matters."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
