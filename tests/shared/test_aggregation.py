@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.shared.batches import close
+
 from trimtab.aggregation import MODES, aggregate
 
 LOSS = torch.tensor([[1.0, 3.0, torch.nan], [5.0, 0.5, 0.5], [torch.inf, -torch.inf, torch.nan]])
@@ -126,7 +126,9 @@ def test_the_shares_of_any_split_add_up_in_value_and_gradient(batch, mode):
 @given(_split_batch(), st.sampled_from(MODES))
 def test_equals_a_loop(batch, mode):
     loss, mask, _ = batch
-    rows = [[x for x, m in zip(row, keep, strict=True) if m] for row, keep in zip(loss.tolist(), mask.tolist(), strict=True)]
+    rows = [
+        [x for x, m in zip(row, keep, strict=True) if m] for row, keep in zip(loss.tolist(), mask.tolist(), strict=True)
+    ]
     rows = [row for row in rows if row]
     tokens = [x for row in rows for x in row]
     expected = 0.0

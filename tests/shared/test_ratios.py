@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.shared.batches import close
+
 from trimtab.ratios import LEVELS, log_ratio, log_weight, row_counts
 
 
@@ -32,7 +32,7 @@ def test_golden_log_ratio():
         ("sequence_product", [0.594] * 4),  # 0.9 * 1.2 = 1.08, * 0.5 = 0.54, * 1.1 = 0.594
         ("sequence_geometric", [0.594**0.25] * 4),
         ("prefix_product", [0.9, 1.08, 0.54, 0.594]),
-        # Smallest earlier ratio, at most 1: 1, 0.9, 0.9, 0.5. With an inclusive prefix it would be 0.81, 1.08, 0.25, 0.55.
+        # Smallest earlier ratio, at most 1: 1, 0.9, 0.9, 0.5. An inclusive prefix would give 0.81, 1.08, 0.25, 0.55.
         ("prefix_min", [0.9, 1.08, 0.45, 0.55]),
     ],
 )
@@ -51,7 +51,10 @@ def test_golden_prefix_min_where_no_earlier_ratio_is_below_1():
     [
         ("token", [0.5, 0, 3.0, 0.9, 0]),
         ("sequence_product", [1.35, 0, 1.35, 1.35, 0]),  # 0.5 * 3 * 0.9
-        ("sequence_geometric", [1.35 ** (1 / 3), 0, 1.35 ** (1 / 3), 1.35 ** (1 / 3), 0]),  # over three tokens, not five
+        (
+            "sequence_geometric",
+            [1.35 ** (1 / 3), 0, 1.35 ** (1 / 3), 1.35 ** (1 / 3), 0],
+        ),  # over three tokens, not five
         ("prefix_product", [0.5, 0, 1.5, 1.35, 0]),
         ("prefix_min", [0.5, 0, 1.5, 0.45, 0]),  # not 0.1 * 3: the masked token is no part of the prefix
     ],

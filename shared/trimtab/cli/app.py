@@ -15,7 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = Console(markup=False, emoji=False, highlight=False)  # [brackets] in a path or a value are just that
 
 Name = Annotated[str, typer.Argument(help="A bundled recipe, or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Values to replace: a.b.c=value", metavar="[KEY=VALUE]...")]
@@ -49,7 +49,15 @@ def run(
     """Train a recipe. The same command again continues a run that was interrupted."""
     from trimtab.cli.run import run as run_recipe
 
-    run_recipe(name, overrides or [], backend=backend, tiny=tiny, output=output, fresh=fresh, console=console)
+    try:
+        run_recipe(name, overrides or [], backend=backend, tiny=tiny, output=output, fresh=fresh, console=console)
+    except KeyboardInterrupt:
+        print(
+            "trimtab: interrupted; the same command continues after the last checkpoint (training.checkpoint_every), "
+            "or starts again where there is none",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
 
 
 def main() -> None:
@@ -59,6 +67,3 @@ def main() -> None:
     except TrimtabError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("trimtab: interrupted; the same command continues the run", file=sys.stderr)
-        sys.exit(130)

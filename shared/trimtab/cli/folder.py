@@ -12,7 +12,8 @@ from trimtab.recipe import Recipe
 from trimtab.recipe.load import dump, parse
 from trimtab.recipe.paths import leaves
 
-WRITTEN = ("recipe.yaml", "metrics.jsonl", "evaluation.json", "summary.json", "model", "README.md")
+WRITTEN = ("metrics.jsonl", "evaluation.json", "summary.json", "model", "README.md", "recipe.yaml")
+ABOUT = ("title", "reference", "sources")  # of a recipe: a run does not depend on them
 
 
 class RunFolder:
@@ -31,15 +32,22 @@ class RunFolder:
         self.path = path
         self.recipe_file, self.metrics_file = path / "recipe.yaml", path / "metrics.jsonl"
         self.summary_file = path / "summary.json"
-        if path.exists() and not path.is_dir():
-            raise TrimtabError(f"--output: {path} is a file")
-        if fresh and self.recipe_file.is_file():
-            self._clear()
+        try:
+            self._open(recipe, fresh)
+        except OSError as error:
+            raise TrimtabError(f"--output: {path} cannot be used: {error}") from None
+
+    def _open(self, recipe: Recipe, fresh: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise TrimtabError(f"--output: {self.path} is a file")
         if self.recipe_file.is_file():
-            self._check_same(recipe)
-        elif path.is_dir() and any(path.iterdir()):
-            raise TrimtabError(f"--output: {path} is not empty and holds no run; name another folder")
-        path.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                self._clear()
+            else:
+                self._check_same(recipe)
+        elif self.path.is_dir() and any(item != _scratch(self.recipe_file) for item in self.path.iterdir()):
+            raise TrimtabError(f"--output: {self.path} is not empty and holds no run; name another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
         _write(self.recipe_file, dump(recipe))
 
     @property
@@ -48,13 +56,14 @@ class RunFolder:
         return self.summary_file.is_file()
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of a step."""
+        """Append the metrics of a step; JSON has no NaN, so that a number that is none is null."""
+        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.write(json.dumps({"step": step} | numbers, allow_nan=False) + "\n")
 
     def resume(self, step: int) -> None:
         """Forget the metrics of steps after this one: they are about to be made again."""
-        lines = self.metrics_file.read_text().splitlines() if self.metrics_file.is_file() else []
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines() if self.metrics_file.is_file() else []
         kept = [line for line in lines if _step(line) <= step]
         _write(self.metrics_file, "".join(f"{line}\n" for line in kept))
 
@@ -64,12 +73,11 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """What `finish` was given."""
-        result: dict[str, Any] = json.loads(self.summary_file.read_text())
+        result: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
         return result
 
     def _check_same(self, recipe: Recipe) -> None:
-        there = dict(leaves(parse(self.recipe_file)))
-        here = dict(leaves(recipe.model_dump(mode="json")))
+        there, here = _settings(parse(self.recipe_file)), _settings(recipe.model_dump(mode="json"))
         changed = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
         if changed:
             lines = [f"  {key}: {there.get(key)!r} there, {here.get(key)!r} now" for key in changed]
@@ -79,7 +87,8 @@ class RunFolder:
             )
 
     def _clear(self) -> None:
-        for item in [self.path / name for name in WRITTEN] + list(self.path.glob("checkpoint-*")):
+        """Delete what a run wrote, the recipe last: whoever is killed on the way can call again."""
+        for item in [*self.path.glob("checkpoint-[0-9]*"), *(self.path / name for name in WRITTEN)]:
             if item.is_dir():
                 shutil.rmtree(item)
             else:
@@ -88,9 +97,17 @@ class RunFolder:
 
 def _write(path: Path, text: str) -> None:
     """All of it or nothing: a run may be killed at any moment."""
-    scratch = path.with_name(f".{path.name}.part")
+    scratch = _scratch(path)
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in leaves(tree) if path.partition(".")[0] not in ABOUT}
 
 
 def _step(line: str) -> float:

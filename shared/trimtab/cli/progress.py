@@ -1,5 +1,6 @@
 """The progress of a run: a bar on a terminal, a few lines elsewhere."""
 
+import math
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -51,6 +52,6 @@ class StepProgress:
         """Show the metrics of a step."""
         numbers = "  ".join(f"{label} {metrics[name]:.3g}" for name, label in SHOWN.items() if name in metrics)
         self.progress.update(self.task, completed=step, numbers=numbers)
-        if not self.console.is_terminal and (step == self.total or step % max(self.total // LINES, 1) == 0):
+        if not self.console.is_terminal and (step == self.total or step % math.ceil(self.total / LINES) == 0):
             left = (time.monotonic() - self.started) / max(step - self.first, 1) * (self.total - step)
-            self.console.print(f"step {step}/{self.total}  {numbers}  {left:.0f} s left")
+            self.console.print(f"step {step}/{self.total}  {numbers}  {left:.0f} s left", soft_wrap=True)

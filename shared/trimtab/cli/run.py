@@ -32,14 +32,11 @@ def run(
     Raises:
         TrimtabError: bad input.
     """
-    tree = parse(find(name))
-    recipe = build_recipe(shrink(tree) if tiny else tree, overrides, source=name)
+    recipe = _recipe(name, overrides, tiny=tiny)
     start = find_backend(backend)
     folder = RunFolder(output or Path("runs") / (recipe.name + ("-tiny" if tiny else "")), recipe, fresh=fresh)
     if folder.finished:
-        console.print(
-            f"{folder.path} holds this run, finished. {_outcome(folder.summary())}", highlight=False, soft_wrap=True
-        )
+        console.print(f"{folder.path} holds this run, finished. {_outcome(folder.summary())}", soft_wrap=True)
         console.print("Add --fresh to run it again, or --output for another folder.")
         return
     began = time.monotonic()
@@ -48,11 +45,16 @@ def run(
     folder.finish(summary)
     for text in pending(recipe):
         console.print(f"PENDING, did not act: {text}", style="yellow")
-    console.print(
-        f"Finished {recipe.training.steps} steps of {recipe.name}. {_outcome(summary)}", highlight=False, soft_wrap=True
-    )
-    console.print(f"Run folder: {folder.path}  (metrics.jsonl, recipe.yaml, model)", highlight=False, soft_wrap=True)
-    console.print(f"Next: {_next(recipe, tiny)}", highlight=False, soft_wrap=True)
+    console.print(f"Finished {recipe.training.steps} steps of {recipe.name}. {_outcome(summary)}", soft_wrap=True)
+    console.print(f"Run folder: {folder.path}  (metrics.jsonl, recipe.yaml, model)", soft_wrap=True)
+    console.print(f"Next: {_next(recipe, tiny)}", soft_wrap=True)
+
+
+def _recipe(name: str, overrides: Sequence[str], *, tiny: bool) -> Recipe:
+    tree = parse(find(name))
+    if tiny:  # what is shrunk must be a recipe
+        tree = shrink(build_recipe(tree, source=name).model_dump(mode="json"))
+    return build_recipe(tree, overrides, source=name)
 
 
 def _train(recipe: Recipe, folder: RunFolder, start: Backend, console: Console) -> RunResult:

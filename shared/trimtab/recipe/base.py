@@ -9,9 +9,9 @@ from pydantic_core import CoreSchema, core_schema
 
 
 class Section(BaseModel):
-    """A section of a recipe. Frozen; a key that no code reads does not exist."""
+    """A section of a recipe. Frozen; a key that no code reads does not exist, and `true` or `"1"` is no number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -33,8 +33,10 @@ def suggest(word: object, allowed: Iterable[object]) -> str:
     names = [str(name) for name in allowed]
     if not names:
         return "; none is available in this version"
-    near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}? Allowed: {', '.join(names)}" if near else f"; allowed: {', '.join(names)}"
+    folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(str(word).casefold(), folded, n=1, cutoff=0.6)
+    listed = f"llowed: {', '.join(names)}"
+    return f"; did you mean {folded[near[0]]}? A{listed}" if near else f"; a{listed}"
 
 
 class Choice:

@@ -14,6 +14,7 @@ from trimtab.recipe.base import suggest
 from trimtab.recipe.explain import explain
 from trimtab.recipe.paths import assign, leaves
 from trimtab.recipe.schema import Recipe
+from trimtab.recipe.sources import check_sources, restate
 
 
 def list_recipes() -> list[str]:
@@ -49,6 +50,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 def build_recipe(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str) -> Recipe:
     """The recipe of a tree of plain values, with overrides; `source` names it in an error."""
+    before = dict(leaves(tree))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
@@ -58,7 +60,8 @@ def build_recipe(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise TrimtabError(f"recipe {source}:\n" + explain(error, tree)) from None
-    _check_sources(recipe, source)
+    recipe = recipe.model_copy(update={"sources": restate(recipe.sources, before, dict(leaves(tree)))})
+    check_sources(recipe, source)
     return recipe
 
 
@@ -66,17 +69,25 @@ def find(name_or_path: str | Path) -> Path:
     """The file of a recipe."""
     text = str(name_or_path)
     looks_like_path = text.endswith((".yaml", ".yml")) or "/" in text
-    path = Path(text).expanduser() if looks_like_path else recipe_folder() / f"{text}.yaml"
-    if path.is_file():
-        return path
+    try:
+        path = Path(text).expanduser() if looks_like_path else recipe_folder() / f"{text}.yaml"
+        if path.is_file():
+            return path
+        folder = path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a home that nobody has
+        raise TrimtabError(f"recipe {text}: {error}") from None
     if looks_like_path:
-        raise TrimtabError(f"recipe {text}: there is no such file")
+        raise TrimtabError(f"recipe {text}: {'it is a folder' if folder else 'there is no such file'}")
     raise TrimtabError(f"recipe {text!r} is unknown{suggest(text, list_recipes())}")
 
 
 def parse(path: Path) -> dict[str, Any]:
     """The plain values of a recipe file."""
-    tree = _yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrimtabError(f"recipe {path}: not readable as UTF-8 text: {error}") from None
+    tree = _yaml(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise TrimtabError(f"recipe {path}: a mapping of keys was expected, not {type(tree).__name__}")
     return tree
@@ -94,7 +105,11 @@ def recipe_folder() -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key that comes twice, and reads 1e-6 as a number."""
+    """YAML that refuses a key that comes twice and a node inside itself, and reads 1e-6 as a number."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.deep_construct = True  # whole nodes at once: then PyYAML finds that one holds itself
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -112,13 +127,6 @@ _Loader.add_implicit_resolver(
 def _yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506, a subclass of the safe loader
-    except yaml.YAMLError as error:
+    # PyYAML lets other errors through: for 2020-99-99, `!!bool 3`, a number of 5000 digits, lists 500 deep.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise TrimtabError(f"{source}: not readable as YAML: {error}") from None
-
-
-def _check_sources(recipe: Recipe, source: str) -> None:
-    """A source names a value, or a section of values, that the recipe has."""
-    known = [path for path, _ in leaves(recipe.model_dump(exclude={"sources"}))]
-    for path in recipe.sources:
-        if not any(leaf == path or leaf.startswith(f"{path}.") for leaf in known):
-            raise TrimtabError(f"recipe {source}:\n  sources: {path!r} is not a key of this recipe")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trimtab.errors import TrimtabError
+from trimtab.recipe.base import suggest
 
 
 def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -18,7 +19,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{path}.{key}" if path else str(key))
     elif isinstance(node, (list, tuple)) and node:
         for index, value in enumerate(node):
-            yield from leaves(value, f"{path}.{_label(node, index)}")
+            yield from leaves(value, f"{path}.{label(node, index)}")
     else:
         yield path, node
 
@@ -47,17 +48,18 @@ def assign(node: dict[str, Any], path: str, value: Any) -> None:
     here[_index(here, last, path) if isinstance(here, list) else last] = value
 
 
-def _label(items: list[Any] | tuple[Any, ...], index: int) -> str:
+def label(items: list[Any] | tuple[Any, ...], index: int) -> str:
     """An element's name where it has one of its own, else its number."""
     names = [item.get("name") if isinstance(item, Mapping) else None for item in items]
     name = names[index]
-    return str(name) if name is not None and names.count(name) == 1 else str(index)
+    return name if isinstance(name, str) and names.count(name) == 1 else str(index)
 
 
 def _index(items: list[Any], key: str, path: str) -> int:
-    labels = [_label(items, index) for index in range(len(items))]
-    if key in labels:
-        return labels.index(key)
-    if key.isdigit() and int(key) < len(items):
-        return int(key)
-    raise TrimtabError(f"{path}: the list has no element {key!r}; it has {', '.join(labels) or 'none'}")
+    labels = [label(items, index) for index in range(len(items))]
+    numbers = [str(index) for index in range(len(items))]
+    for names in (labels, numbers):
+        if key in names:
+            return names.index(key)
+    hint = suggest(key, labels) if labels else "; it is empty"
+    raise TrimtabError(f"{path}: the list has no element {key!r}{hint}")

@@ -11,7 +11,8 @@ from trimtab.objective.compose import ANCHORS, DENOMINATORS
 from trimtab.recipe.base import Choice, Section
 from trimtab.recipe.terms import MethodOf
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1)]
+A_LIST = Field(strict=False)  # YAML has lists, a frozen recipe tuples
 
 
 class Reference(Section):
@@ -50,7 +51,7 @@ class OverlongReward(Section):
 
     name: Literal["overlong"]
     max_length: Count
-    buffer: Annotated[int, Field(ge=0, strict=True)]
+    buffer: Annotated[int, Field(ge=0)]
     weight: float = 1.0
 
     @model_validator(mode="after")
@@ -85,9 +86,9 @@ class ObjectiveSection(Section):
 
     old_log_prob: Annotated[str, Choice(ANCHORS)] = "recompute"
     surrogate: Annotated[Any, MethodOf(SURROGATES)]
-    weights: tuple[Annotated[Any, MethodOf(WEIGHTS)], ...] = ()
-    masks: tuple[Annotated[Any, MethodOf(MASKS)], ...] = ()
-    penalties: tuple[Annotated[Any, MethodOf(PENALTIES)], ...] = ()
+    weights: Annotated[tuple[Annotated[Any, MethodOf(WEIGHTS)], ...], A_LIST] = ()
+    masks: Annotated[tuple[Annotated[Any, MethodOf(MASKS)], ...], A_LIST] = ()
+    penalties: Annotated[tuple[Annotated[Any, MethodOf(PENALTIES)], ...], A_LIST] = ()
     aggregation: Aggregation
 
     @model_validator(mode="after")
@@ -100,7 +101,7 @@ class Rollout(Section):
     """How answers are sampled. A step of a recipe is one rollout and all the updates on it."""
 
     engine: Literal["vllm", "transformers"] = "vllm"
-    group_size: Annotated[int, Field(ge=2, strict=True)]
+    group_size: Annotated[int, Field(ge=2)]
     prompts_per_step: Count
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -128,7 +129,7 @@ class Training(Section):
     micro_batch_size: Count | None = None
     epochs_per_rollout: Count = 1
     steps: Count
-    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # NumPy takes no larger one
     checkpoint_every: Count | None = None
     shuffle_rewards: bool = False
 
@@ -139,7 +140,7 @@ class Optimizer(Section):
     name: Literal["adamw"] = "adamw"
     lr: Annotated[float, Field(gt=0)]
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
 
 
@@ -161,12 +162,12 @@ class Precision(Section):
 class Recipe(Section):
     """One pipeline, whole. See `trimtab.recipe.load_recipe`."""
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # it names the run's folder
     title: str = ""
     reference: Reference = Reference()
     model: str
     data: Data
-    reward: Annotated[tuple[Reward, ...], Field(min_length=1)]
+    reward: Annotated[tuple[Reward, ...], A_LIST, Field(min_length=1)]
     advantage: Advantage = Advantage()
     objective: ObjectiveSection
     rollout: Rollout

@@ -5,6 +5,9 @@ The method stays the recipe's own; what changes is the size: model, data, length
 
 from typing import Any
 
+from trimtab.recipe.paths import leaves
+from trimtab.recipe.sources import restate
+
 MODEL = "embedded:arithmetic"
 MAX_LENGTH = 5  # three digits, the end, and one token to spare
 GROUP_SIZE = 8
@@ -13,7 +16,7 @@ UPDATES = 4
 
 
 def shrink(tree: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's tree with the sizes of the embedded model; up to four updates on a rollout are kept.
+    """The tree of a valid recipe with the sizes of the embedded model; up to four updates on a rollout are kept.
 
     Example:
         >>> tree = {"rollout": {"group_size": 16, "prompts_per_step": 512}, "training": {"mini_batch_size": 512}}
@@ -24,19 +27,25 @@ def shrink(tree: dict[str, Any]) -> dict[str, Any]:
     group_size = min(int(rollout.get("group_size", GROUP_SIZE)), GROUP_SIZE)
     rows = int(rollout.get("group_size", 1)) * int(rollout.get("prompts_per_step", 1))
     updates = min(max(rows // int(training.get("mini_batch_size", rows)), 1), UPDATES)
-    prompts = ROWS // group_size
-    mini_batch = ROWS // updates
-    return tree | {
+    prompts = ROWS // (group_size * updates) * updates  # so that the updates divide the rows
+    mini_batch = prompts * group_size // updates
+    small = tree | {
         "model": MODEL,
         "data": {"train": MODEL, "evaluation": MODEL, "max_prompt_length": 8},
         "reward": [_reward(node) for node in tree.get("reward", [])],
         "rollout": rollout
         | {"engine": "transformers", "group_size": group_size, "prompts_per_step": prompts, "max_length": MAX_LENGTH},
         "training": training
-        | {"mini_batch_size": mini_batch, "micro_batch_size": None, "steps": 20, "checkpoint_every": 10},
+        | {
+            "mini_batch_size": mini_batch,
+            "micro_batch_size": None,
+            "steps": 20,
+            "checkpoint_every": 10,
+        },
         "optimizer": tree.get("optimizer", {}) | {"lr": 3.0e-4, "warmup_steps": 2},
         "precision": {"train": "fp32"},
     }
+    return small | {"sources": restate(tree.get("sources", {}), dict(leaves(tree)), dict(leaves(small)))}
 
 
 def _reward(node: Any) -> Any:
