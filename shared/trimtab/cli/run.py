@@ -44,7 +44,7 @@ def run(
     summary = {"seconds": round(time.monotonic() - began, 1)} | dataclasses.asdict(result) | {"model": "model"}
     folder.finish(summary)
     for text in pending(recipe):
-        console.print(f"PENDING, did not act: {text}", style="yellow")
+        console.print(f"PENDING, did not act: {text}", style="yellow", soft_wrap=True)
     console.print(f"Finished {recipe.training.steps} steps of {recipe.name}. {_outcome(summary)}", soft_wrap=True)
     console.print(f"Run folder: {folder.path}  (metrics.jsonl, recipe.yaml, model)", soft_wrap=True)
     console.print(f"Next: {_next(recipe, tiny)}", soft_wrap=True)

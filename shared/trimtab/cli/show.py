@@ -1,11 +1,11 @@
 """`trimtab recipes` and `trimtab show`."""
 
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 
 from trimtab.recipe import list_recipes, load_recipe
@@ -15,6 +15,7 @@ from trimtab.recipe.paths import leaves
 from trimtab.recipe.pending import pending
 from trimtab.recipe.sources import UNSOURCED, source_of
 
+INDENT = "    "
 VALUE_WIDTH = 32  # what is longer pushes its source aside
 
 
@@ -45,7 +46,7 @@ def print_recipe(name: str, overrides: Sequence[str], console: Console) -> None:
         line = f"{path:{keys}}  {value:{width}}  {source_of(recipe, path)}".rstrip()
         console.print(line, soft_wrap=True, style="bold" if path in notes else None)
         for note in notes.get(path, ()):
-            console.print(Padding(note, (0, 0, 0, 4)))
+            console.print(textwrap.fill(note, console.width, initial_indent=INDENT, subsequent_indent=INDENT))
     for text in pending(recipe):
         console.print(f"PENDING, does not act: {text}", style="yellow", soft_wrap=True)
 

@@ -36,7 +36,8 @@ def assign(node: dict[str, Any], path: str, value: Any) -> None:
         >>> tree
         {'reward': [{'name': 'overlong', 'buffer': 2}]}
     """
-    *parents, last = path.split(".")
+    keys = path.split(".")
+    *parents, last = keys
     here: Any = node
     for depth, key in enumerate(parents):
         step = _index(here, key, path) if isinstance(here, list) else key
@@ -44,7 +45,7 @@ def assign(node: dict[str, Any], path: str, value: Any) -> None:
             here[key] = {}
         here = here[step]
         if not isinstance(here, (dict, list)):
-            raise TrimtabError(f"{path}: {'.'.join(parents[: depth + 1])} is a value, {here!r}, and has no {last!r}")
+            raise TrimtabError(f"{path}: {'.'.join(keys[: depth + 1])} is a value, {here!r}, and has no {keys[depth + 1]!r}")
     here[_index(here, last, path) if isinstance(here, list) else last] = value
 
 

@@ -9,6 +9,7 @@ from trimtab.recipe.paths import leaves
 from trimtab.recipe.sources import restate
 
 MODEL = "embedded:arithmetic"
+DATA = {"train": MODEL, "evaluation": MODEL, "prompt": "prompt", "answer": "answer", "max_prompt_length": 8}
 MAX_LENGTH = 5  # three digits, the end, and one token to spare
 GROUP_SIZE = 8
 ROWS = 256
@@ -31,19 +32,14 @@ def shrink(tree: dict[str, Any]) -> dict[str, Any]:
     mini_batch = prompts * group_size // updates
     small = tree | {
         "model": MODEL,
-        "data": {"train": MODEL, "evaluation": MODEL, "max_prompt_length": 8},
+        "data": dict(DATA),
         "reward": [_reward(node) for node in tree.get("reward", [])],
         "rollout": rollout
         | {"engine": "transformers", "group_size": group_size, "prompts_per_step": prompts, "max_length": MAX_LENGTH},
         "training": training
-        | {
-            "mini_batch_size": mini_batch,
-            "micro_batch_size": None,
-            "steps": 20,
-            "checkpoint_every": 10,
-        },
+        | {"mini_batch_size": mini_batch, "micro_batch_size": None, "steps": 20, "checkpoint_every": 10},
         "optimizer": tree.get("optimizer", {}) | {"lr": 3.0e-4, "warmup_steps": 2},
-        "precision": {"train": "fp32"},
+        "precision": {"train": "fp32", "rollout": "auto", "lm_head": "auto", "kv_cache": "auto"},
     }
     return small | {"sources": restate(tree.get("sources", {}), dict(leaves(tree)), dict(leaves(small)))}
 
