@@ -1,12 +1,17 @@
 """The back end `trl` of the command: from a recipe to a trained model."""
 
 import json
+import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PrinterCallback
+from trl.trainer.utils import create_model_from_path
 
 from trimtab.backends import RunRequest, RunResult
 from trimtab.errors import TrimtabError
@@ -30,11 +35,15 @@ def run(request: RunRequest) -> RunResult:
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)  # what fails is said once, by our own message
+    datasets.disable_progress_bars()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise TrimtabError("back end trl: `trimtab run` is one process; for several, launch a script (docs/trl.md)")
     recipe = request.recipe
-    tokenizer = _tokenizer(request.model)
+    tokenizer = _readable(request.model, _tokenizer)
     _check_engine(recipe, request.model)
     trainer = TrimtabGRPOTrainer(
-        request.model,
+        _readable(request.model, _weights),
         args=_arguments(request),
         train_dataset=_prompts(request.train, recipe, tokenizer),
         processing_class=tokenizer,
@@ -57,7 +66,7 @@ class _Evaluation:
 
     def __init__(self, request: RunRequest, trainer: Any, tokenizer: Any) -> None:
         self.file = request.folder / "evaluation.json"
-        self.trainer, self.size = trainer, request.recipe.training.mini_batch_size
+        self.trainer, self.size = trainer, trainer.args.per_device_train_batch_size
         self.grade = accuracy_function(request.recipe)
         measured = request.evaluation is not None and self.grade is not None
         self.rows = _prompts(request.evaluation, request.recipe, tokenizer) if measured else None
@@ -83,7 +92,6 @@ def _arguments(request: RunRequest) -> TrimtabConfig:
     return TrimtabConfig(
         str(request.folder),
         recipe=str(request.recipe_file),
-        model_init_kwargs={"dtype": "float32"},  # the weights that are trained; precision.train is that of the forward
         use_cpu=on_cpu,
         dataloader_pin_memory=not on_cpu,
         gradient_checkpointing=not on_cpu,
@@ -99,13 +107,24 @@ def _prompts(source: str, recipe: Recipe, tokenizer: Any) -> Any:
     return drop_long_prompts(load_prompts(source, recipe.data), tokenizer, recipe.data.max_prompt_length)
 
 
-def _tokenizer(model: str) -> Any:
+def _readable(model: str, read: Callable[[str], Any]) -> Any:
+    if model.startswith(("/", ".", "~")) and not Path(model).expanduser().is_dir():
+        raise TrimtabError(f"model: there is no folder {model}")
     try:
-        AutoConfig.from_pretrained(model)
-        return AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
+        return read(model)
     except Exception as error:  # transformers raises many kinds for a folder or name that it cannot read
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TrimtabError(f"model: {model!r} cannot be read: {reason}") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise TrimtabError(f"model: {model!r} cannot be read: {reason[:300]}") from None
+
+
+def _tokenizer(model: str) -> Any:
+    AutoConfig.from_pretrained(model)
+    return AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
+
+
+def _weights(model: str) -> Any:
+    """The weights that are trained, in fp32; `precision.train` is that of the forward pass."""
+    return create_model_from_path(model, dtype="float32")
 
 
 def _check_engine(recipe: Recipe, model: str) -> None:

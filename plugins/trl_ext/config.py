@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from trimtab.errors import TrimtabError
 from trimtab.recipe import Recipe, load_recipe
-from trl_ext.translate import ARGUMENTS, REPLACED, batch_arguments
+from trl_ext.translate import ARGUMENTS, REPLACED, RIVALS, batch_arguments
 
 
 @dataclass
@@ -65,6 +65,11 @@ class TrimtabConfig(GRPOConfig):
         problems += [
             f"{name}={getattr(self, name)!r} acts in TRL's loss, which the recipe's objective replaces"
             for name in REPLACED
+            if name in given and getattr(self, name) != _default(name)
+        ]
+        problems += [
+            f"{name}={getattr(self, name)!r} is another way to say what the recipe says in {key}"
+            for name, key in RIVALS.items()
             if name in given and getattr(self, name) != _default(name)
         ]
         if problems:

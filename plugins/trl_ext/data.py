@@ -32,6 +32,12 @@ def load_prompts(source: str, columns: Any) -> Dataset:
             raise TrimtabError(f"data.{key}: {source} has no column {name!r}{suggest(name, rows.column_names)}")
     if not len(rows):
         raise TrimtabError(f"data: {source} has no rows")
+    for index, prompt in enumerate(rows[columns.prompt]):
+        if not _is_prompt(prompt):
+            raise TrimtabError(
+                f"data.prompt: row {index + 1} of {source} has {prompt!r}; it must be a text, or a list of messages "
+                "with role and content"
+            )
     wanted = {"prompt": rows[columns.prompt], "answer": rows[columns.answer]}
     others = rows.remove_columns([name for name in {*wanted, columns.prompt, columns.answer} if name in rows.features])
     return (
@@ -47,12 +53,21 @@ def drop_long_prompts(rows: Dataset, tokenizer: Any, longest: int) -> Dataset:
     Raises:
         TrimtabError: no row is left.
     """
+    if tokenizer.chat_template is None and not isinstance(rows[0]["prompt"], str):
+        raise TrimtabError("data.prompt: the prompts are messages, but the model's tokenizer has no chat template")
     keep = [index for index, prompt in enumerate(rows["prompt"]) if _length(prompt, tokenizer) <= longest]
     if not keep:
         raise TrimtabError(f"data.max_prompt_length: none of the {len(rows)} prompts has at most {longest} tokens")
     if len(keep) < len(rows):
         print(f"data: {len(rows) - len(keep)} of {len(rows)} prompts are longer than {longest} tokens and left out")
     return rows.select(keep)
+
+
+def _is_prompt(prompt: Any) -> bool:
+    if isinstance(prompt, str):
+        return bool(prompt)
+    messages = prompt if isinstance(prompt, list) else []
+    return bool(messages) and all(isinstance(m, dict) and m.get("role") and "content" in m for m in messages)
 
 
 def _length(prompt: Any, tokenizer: Any) -> int:
@@ -70,6 +85,9 @@ def _read(source: str) -> Dataset:
         return _from_hub(source)
     if not path.is_file():
         raise TrimtabError(f"data: there is no file {source}")
+    with path.open("rb") as file:
+        if not file.read(4096).strip():
+            raise TrimtabError(f"data: {source} has no rows")
     try:
         return load_dataset(kind, data_files=str(path), split="train")
     except Exception as error:

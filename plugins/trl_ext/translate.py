@@ -51,10 +51,18 @@ REPLACED = (
     "use_adaptive_entropy",
     "multi_objective_aggregation",
     "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_cap",
     "vllm_importance_sampling_clip_max",
     "vllm_importance_sampling_clip_min",
 )
 """TRL's arguments that act only inside the loss or the advantage that the recipe's take the place of."""
+
+RIVALS: Mapping[str, str] = {
+    "num_train_epochs": "training.steps",
+    "warmup_ratio": "optimizer.warmup_steps",
+    "generation_batch_size": "rollout.prompts_per_step",
+}
+"""TRL's other arguments for what a recipe states: beside it they would do nothing, win over it, or break."""
 
 ELSEWHERE: Mapping[str, str] = {
     "model": "the model of `trimtab run`; in a script, the trainer's `model`",

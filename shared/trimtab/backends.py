@@ -26,7 +26,6 @@ class RunRequest:
         folder: where checkpoints and the model go.
         record: takes the metrics of a step, as (step, metrics).
         resume: takes the step that the run continues after; 0 for a new run.
-        say: takes a line for the user.
     """
 
     recipe: "Recipe"
@@ -37,7 +36,6 @@ class RunRequest:
     folder: Path
     record: Callable[[int, Mapping[str, float]], None]
     resume: Callable[[int], None]
-    say: Callable[[str], None]
 
 
 @dataclass(frozen=True)

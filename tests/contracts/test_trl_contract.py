@@ -1,4 +1,4 @@
-"""What the adapter relies on in TRL 1.16: signatures, attributes and the order of things. A failure here names what moved."""
+"""What the adapter relies on in TRL 1.16: signatures, attributes, the order of things. A failure names what moved."""
 
 import inspect
 

@@ -8,7 +8,7 @@ from trl import GRPOConfig
 from tests.recipes.schema_paths import schema_paths
 from trimtab.recipe.frameworks import OTHERS
 from trimtab.recipe.sources import UNSOURCED
-from trl_ext.translate import ARGUMENTS, ELSEWHERE, REPLACED
+from trl_ext.translate import ARGUMENTS, ELSEWHERE, REPLACED, RIVALS
 
 PATHS = schema_paths()
 CLAIMED = {key for key, _ in ARGUMENTS.values()} | set(ELSEWHERE)
@@ -23,8 +23,8 @@ SECTIONS = set().union(*map(upwards, PATHS))
 
 
 def test_the_walk_over_the_schema_finds_what_is_known_to_be_there():
-    assert PATHS >= {"model", "rollout.group_size", "objective.surrogate.clip_high", "reward.overlong.buffer"}
-    assert PATHS >= {"objective.weights.importance.level", "objective.penalties.kl.coefficient", "sampling.curriculum"}
+    assert {"model", "rollout.group_size", "objective.surrogate.clip_high", "reward.overlong.buffer"} <= PATHS
+    assert {"objective.weights.importance.level", "objective.penalties.kl.coefficient", "sampling.curriculum"} <= PATHS
     assert "objective" not in PATHS and "sampling.dynamic" not in PATHS
 
 
@@ -48,8 +48,9 @@ def test_the_keys_that_set_nothing_are_the_descriptive_ones():
 
 def test_the_arguments_named_are_trls():
     names = {field.name for field in dataclasses.fields(GRPOConfig)}
-    assert set(ARGUMENTS) | set(REPLACED) <= names
-    assert not set(ARGUMENTS) & set(REPLACED)
+    assert set(ARGUMENTS) | set(REPLACED) | set(RIVALS) <= names
+    assert len({*ARGUMENTS, *REPLACED, *RIVALS}) == len(ARGUMENTS) + len(REPLACED) + len(RIVALS)
+    assert set(RIVALS.values()) <= SECTIONS
 
 
 def test_the_frameworks_own_values_are_given_for_keys_that_exist():

@@ -29,7 +29,7 @@ def refusal(name, *overrides) -> str:
     ("override", "read", "value"),
     [
         ("objective.surrogate.clip_high=0.31", lambda r: r.objective.surrogate.clip_high, 0.31),
-        ("optimizer.lr=1e-6", lambda r: r.optimizer.lr, 1e-6),  # YAML 1.1 reads this as text
+        ("optimizer.lr=3e-6", lambda r: r.optimizer.lr, 3e-6),  # YAML 1.1 reads this as text
         ("optimizer.lr=2E-6", lambda r: r.optimizer.lr, 2e-6),
         ("optimizer.lr=1.5e-7", lambda r: r.optimizer.lr, 1.5e-7),
         ("optimizer.lr=1", lambda r: r.optimizer.lr, 1.0),  # a whole number is a number
@@ -51,7 +51,6 @@ def refusal(name, *overrides) -> str:
 )
 def test_an_override_replaces_one_value(override, read, value):
     assert read(load_recipe("dapo", [override])) == value
-    assert read(load_recipe("dapo")) != value or override in ("optimizer.lr=1e-6",)
 
 
 def test_an_override_leaves_the_other_values_alone():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.advantages import BASELINES, SCALES, group_advantages
 
 # Group 7: 1, 0, 0, 3: mean 1, deviations 0, -1, -1, 2, sample variance 6 / 3 = 2. Group 2: 2, 4: mean 3, variance 2.

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.aggregation import MODES, aggregate
 
 LOSS = torch.tensor([[1.0, 3.0, torch.nan], [5.0, 0.5, 0.5], [torch.inf, -torch.inf, torch.nan]])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.shared.batches import close, ragged_batch
 from torch import Tensor
 
+from tests.shared.batches import close, ragged_batch
 from trimtab.aggregation import aggregate
 from trimtab.correction import BOUNDS, importance_weights
 from trimtab.kl import ESTIMATORS, kl_penalty

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close, ragged_batch
 
+from tests.shared.batches import close, ragged_batch
 from trimtab.correction import BOUNDS, importance_weights
 from trimtab.ratios import LEVELS, SEQUENCE_LEVELS
 

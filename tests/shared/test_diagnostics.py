@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close, ragged_batch
 
+from tests.shared.batches import close, ragged_batch
 from trimtab.diagnostics import effective_sample_size, effective_share, mismatch_metrics
 
 LOG2 = math.log(2)
@@ -46,6 +46,13 @@ def golden():
 )
 def test_golden(key, expected):
     close(golden()[key], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_chi2_of_sequences_is_of_the_rows_product_whatever_its_length():
+    # 1.5 * 2 = 3 over two tokens, 1.5 * 2 * 0.5 = 1.5 over three: (9 + 2.25) / 2 - 1.
+    old = torch.tensor([[1.5, 2.0, torch.nan], [1.5, 2.0, 0.5]], dtype=torch.float64).log()
+    metrics = mismatch_metrics(old, torch.zeros_like(old), torch.tensor([[1, 1, 0], [1, 1, 1]]))
+    close(metrics["chi2_sequence/mean"], 11.25 / 2 - 1, rtol=1e-9)
 
 
 def test_a_token_that_is_not_finite_is_left_out_and_counted():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.kl import ESTIMATORS, k3_estimate, kl_penalty
 
 E20 = math.exp(20)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.masking import masked_mean, masked_sum
 
 X = torch.tensor([[1.0, torch.nan, 4.0], [torch.inf, -2.0, -torch.inf], [torch.nan, torch.nan, torch.nan]])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close, ragged_batch
 
+from tests.shared.batches import close, ragged_batch
 from trimtab.aggregation import MODES
 from trimtab.metrics import combine
 from trimtab.objective import MASKS, PENALTIES, SURROGATES, WEIGHTS, Objective, Place, Term
@@ -268,6 +268,21 @@ def test_right_padding_changes_nothing(width, mode, denominator, weights):
     assert (gradient[:, length:] == 0).all()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("denominator", ["original", "kept"])
+def test_a_row_without_a_live_token_changes_nothing(mode, denominator):
+    objective = Objective(
+        surrogate=CLIP,
+        weights=[ICEPOP],
+        penalties=[KL],
+        aggregation={"mode": mode, "denominator": denominator, "max_length": 10},
+    )
+    batch = golden_batch()
+    more = {word: torch.cat([tensor.detach(), torch.zeros_like(tensor[:1])]) for word, tensor in batch.items()}
+    torch.testing.assert_close(objective.totals(more), objective.totals(batch), rtol=0, atol=0)
+    torch.testing.assert_close(objective(more), objective(batch), rtol=1e-12, atol=1e-12)
+
+
 def test_the_mean_weight_of_the_step_is_used_and_not_the_micro_batchs():
     # Two rows with weights 0.5 and 2: normalised over the step 0.4 and 1.6, over each row alone 1 and 1.
     batch = golden_batch() | {"response_mask": torch.tensor([[1, 0, 0], [1, 0, 0]])}
@@ -493,9 +508,25 @@ def test_a_mask_of_ones_own_drops_tokens_and_keeps_or_changes_the_denominator(to
         assert metrics["masks/keep_first/kept/count"] == 2
     # A dropped token gets no gradient, and two masks keep what both keep.
     batch = golden_batch()
-    masks = [{"name": "keep_first", "number": 2}, {"name": "keep_first", "number": 1}]
-    Objective(surrogate=CLIP, masks=masks, aggregation=TOKEN_MEAN)(batch)[0].backward()
-    close(batch["log_prob"].grad, [[-2.5 / 4, 0.0, 0.0], [0.0, 0.0, 0.0]], rtol=1e-9)
+    for numbers in ((3, 1), (1, 3)):
+        masks = [{"name": "keep_first", "number": number} for number in numbers]
+        loss, _ = Objective(surrogate=CLIP, masks=masks, aggregation=TOKEN_MEAN)(batch)
+        (gradient,) = torch.autograd.grad(loss, batch["log_prob"])
+        close(gradient, [[-2.5 / 4, 0.0, 0.0], [0.0, 0.0, 0.0]], rtol=1e-9)
+
+
+def test_weights_of_ones_own_are_multiplied(monkeypatch):
+    # IcePop 0, 1.5, 3 | 2 times a constant 0.5 times another 3: the surrogate's -6.74, weighted once, times 1.5.
+    weights = Place("weights")
+    importance = WEIGHTS["importance"]
+    weights.add("importance", importance.core, counts=importance.counts, internal=importance.internal)
+    weights.add("constant", lambda response_mask, *, factor: (torch.full(response_mask.shape, factor), {}))
+    monkeypatch.setattr("trimtab.objective.compose.WEIGHTS", weights)
+    factors = [{"name": "constant", "factor": 0.5}, {"name": "constant", "factor": 3.0}]
+    for order in ([ICEPOP, *factors], [*factors, ICEPOP]):
+        objective = Objective(surrogate=CLIP, weights=order, aggregation=TOKEN_MEAN)
+        close(objective(golden_batch())[0].detach(), -6.74 * 1.5 / 4, rtol=1e-9)
+        assert objective.totals(golden_batch())["kept_tokens"] == 3
 
 
 def test_a_key_without_a_default_must_be_given(toys):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.rewards import overlong_penalty
 
 

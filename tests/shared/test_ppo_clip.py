@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.policy_loss import ppo_clip
 
 # Bounds 0.2 and 0.28, so [0.8, 1.28]. Columns: ratio, advantage, loss, gradient of log_prob, and which clip acts.

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shared.batches import close
 
+from tests.shared.batches import close
 from trimtab.ratios import LEVELS, log_ratio, log_weight, row_counts
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tests.shared.batches import ragged_batch
 from torch import Tensor, nn
 
+from tests.shared.batches import ragged_batch
 from trimtab.aggregation import MODES
 from trimtab.objective import Objective
 

@@ -81,7 +81,6 @@ def _train(recipe: Recipe, folder: RunFolder, start: Backend, console: Console) 
                 folder=folder.path,
                 record=record,
                 resume=resume,
-                say=console.print,
             )
         )
 

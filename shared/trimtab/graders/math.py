@@ -76,12 +76,12 @@ def _is_right(completion: str, answer: str) -> bool:
 
 
 def _marked_answer(text: str) -> str | None:
-    """Return the content of the last complete box, else the rest of the line after the last ####, else None."""
+    """Return the content of the last complete box, else the rest of the line after the last #### that has one."""
     box = _last_box(text) if "\\boxed" in text else None
     if box is not None:
         return box
-    lines = text.rpartition("####")[2].strip().splitlines() if "####" in text else []
-    return lines[0] if lines else None
+    marked = (part.strip() for part in reversed(text.split("####")[1:]))
+    return next((part.splitlines()[0] for part in marked if part), None)
 
 
 def _last_box(text: str) -> str | None:

@@ -60,6 +60,8 @@ def build_recipe(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise TrimtabError(f"recipe {source}:\n" + explain(error, tree)) from None
+    except UnicodeEncodeError as error:  # "\ud800" is half a character
+        raise TrimtabError(f"recipe {source}: {error}") from None
     recipe = recipe.model_copy(update={"sources": restate(recipe.sources, before, dict(leaves(tree)))})
     check_sources(recipe, source)
     return recipe

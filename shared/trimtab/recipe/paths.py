@@ -45,7 +45,8 @@ def assign(node: dict[str, Any], path: str, value: Any) -> None:
             here[key] = {}
         here = here[step]
         if not isinstance(here, (dict, list)):
-            raise TrimtabError(f"{path}: {'.'.join(keys[: depth + 1])} is a value, {here!r}, and has no {keys[depth + 1]!r}")
+            above = ".".join(keys[: depth + 1])
+            raise TrimtabError(f"{path}: {above} is a value, {here!r}, and has no {keys[depth + 1]!r}")
     here[_index(here, last, path) if isinstance(here, list) else last] = value
 
 

@@ -69,7 +69,7 @@ def resolve(reference: str, *, seed: int = 0, notify: Callable[[str], None] | No
         raise TrimtabError(f"{reference!r} is no embedded default; allowed: {', '.join(NAMES)}")
     folder = cache_root() / f"arithmetic-v{FORMAT}-seed{seed}"
     if notify and not folder.is_dir():
-        notify(f"building {reference} in {folder} (about 20 s, once)")
+        notify(f"building {reference} in {folder} (about 40 s, once)")
     build_once(folder, lambda scratch: _build(scratch, seed))
     return _paths(folder)
 

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trimtab.cli.embedded import task
 from trimtab.cli.embedded.tokenizer import build_tokenizer
 
-WARM_START_STEPS = 500
+WARM_START_STEPS = 900
 BATCH_SIZE = 128
 LEARNING_RATE = 3e-3
-FAULT_RATE = 0.6  # share of labels without the carry: greedy decoding is mostly wrong, sampling often right
+FAULT_RATE = 0.65  # share of labels without the carry: greedy decoding is mostly wrong, sampling often right
 PROMPT_LENGTH = 6
 
 
