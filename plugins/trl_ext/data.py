@@ -17,7 +17,7 @@ def load_prompts(source: str, columns: Any) -> Dataset:
 
     Args:
         source: a file (.jsonl, .json, .csv, .parquet) or the name of a data set on the hub.
-        columns: the recipe's `data` section, which names the columns.
+        columns: the recipe's `data` section, which names the columns; `column.field` is a field of one.
 
     Returns:
         Its rows; other columns are kept.
@@ -26,17 +26,20 @@ def load_prompts(source: str, columns: Any) -> Dataset:
         TrimtabError: no such file or data set, or a column that is missing.
     """
     rows = _read(source)
+    if any("." in name and name not in rows.column_names for name in (columns.prompt, columns.answer)):
+        rows = rows.flatten()  # a field of a column: reward_model.ground_truth
     for key in ("prompt", "answer"):
         name = getattr(columns, key)
         if name not in rows.column_names:
             raise TrimtabError(f"data.{key}: {source} has no column {name!r}{suggest(name, rows.column_names)}")
     if not len(rows):
         raise TrimtabError(f"data: {source} has no rows")
+    kind = type(rows[0][columns.prompt])
     for index, prompt in enumerate(rows[columns.prompt]):
-        if not _is_prompt(prompt):
+        if not _is_prompt(prompt) or type(prompt) is not kind:
             raise TrimtabError(
-                f"data.prompt: row {index + 1} of {source} has {prompt!r}; it must be a text, or a list of messages "
-                "with role and content"
+                f"data.prompt: row {index + 1} of {source} has {prompt!r}; every prompt must be a text, or every one "
+                "a list of messages with role and content"
             )
     wanted = {"prompt": rows[columns.prompt], "answer": rows[columns.answer]}
     others = rows.remove_columns([name for name in {*wanted, columns.prompt, columns.answer} if name in rows.features])

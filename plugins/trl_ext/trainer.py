@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from trl import GRPOConfig
+from trl.models.utils import disable_gradient_checkpointing
 
 from trimtab.advantages import group_advantages
 from trimtab.diagnostics import mismatch_metrics
+from trimtab.errors import TrimtabError
 from trimtab.metrics import Metrics, combine, mean_metric, spread_metrics
 from trimtab.objective import Objective
 from trl_ext.batch import MODEL_INPUTS, to_batch
@@ -68,11 +70,21 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
         self._parts: dict[str, list[Metrics]] = defaultdict(list)
         self._totals: dict[str, Tensor] | None = None
         super().__init__(model, reward_funcs, args, train_dataset, *more, **kwargs)
+        if self.objective is not None:
+            self._check_rollout_log_probs()
         if self.recipe is not None and not own_data:
             longest = self.recipe.data.max_prompt_length
             self.train_dataset = drop_long_prompts(self.train_dataset, self.processing_class, longest)
         if self.recipe is not None and self.accelerator.is_main_process:
             print(describe(self.recipe, self.args, own_rewards=own_rewards, own_data=own_data), flush=True)
+
+    def _check_rollout_log_probs(self) -> None:
+        reader = self.objective.reads.get("rollout_log_prob")
+        if reader and not self.use_vllm and self.rollout_func is None:
+            raise TrimtabError(
+                f"objective: {reader} corrects by the sampler's log-probs, rollout_log_prob, which rollout.engine: "
+                "transformers does not return; use vllm, or a rollout_func that returns logprobs"
+            )
 
     # Rewards and advantages
 
@@ -86,6 +98,7 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         if self.objective is not None:
+            self._add_old_log_probs(output)
             advantages = self._group_advantages()
             start = self.accelerator.process_index * len(inputs)
             output["advantages"] = advantages[start : start + len(inputs)]
@@ -94,6 +107,14 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
                 logged.pop()
             logged.extend(advantages.tolist())
         return output
+
+    @torch.no_grad()
+    def _add_old_log_probs(self, output: dict[str, Any]) -> None:
+        """TRL leaves the old log-probs out where no update lies between; a correction still compares them."""
+        if "old_per_token_logps" in output or not self.objective.corrects:
+            return
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            output["old_per_token_logps"], _, _ = self._log_probs(self.model, output)
 
     def _group_advantages(self) -> Tensor:
         """The recipe's advantages of every answer of all processes."""
@@ -116,15 +137,8 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.objective is None:
             return super()._compute_loss(model, inputs)
-        log_prob, entropy, aux_loss = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].size(1),
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
-            **{name: inputs.get(name) for name in MODEL_INPUTS},
-        )
+        options = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
+        log_prob, entropy, aux_loss = self._log_probs(model, inputs, **options)
         training = self.model.training
         batch = to_batch(inputs, log_prob)
         loss, metrics = self.objective(batch, self._step_totals() if training else None)
@@ -138,6 +152,17 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
             metrics |= {"aux_loss/mean": aux_loss.detach(), "aux_loss/count": torch.ones_like(aux_loss)}
         self._parts["train" if training else "eval"].append(metrics)
         return loss
+
+    def _log_probs(self, model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+            batch_size=self.args.per_device_train_batch_size,
+            **{name: inputs.get(name) for name in MODEL_INPUTS},
+            **options,
+        )
 
     def _step_totals(self) -> dict[str, Tensor]:
         """The sums over the micro-batches and processes of the optimizer step that the current one belongs to."""

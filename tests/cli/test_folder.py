@@ -96,6 +96,7 @@ def test_a_folder_whose_first_write_was_interrupted_is_used_again(tmp_path):
 def test_a_clearing_that_is_interrupted_can_be_done_again(folder, monkeypatch):
     folder.finish({})
     folder.record(1, {})
+    (folder.path / "model").mkdir()
     unlink = Path.unlink
 
     def killed(self, **options):

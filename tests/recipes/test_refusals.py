@@ -33,12 +33,7 @@ def refusal(*overrides, name="dapo") -> str:
         ("objective.old_logprob=bypass", "objective: ", "old_logprob", "old_log_prob"),
         ("objective.surrogate.clip_hihg=0.3", "objective.surrogate: ", "clip_hihg", "clip_high"),
         ("objective.weights=[{name: importance, hihg: 2}]", "objective.weights.importance: ", "hihg", "high"),
-        (
-            "objective.penalties=[{name: kl, coefficient: 1, estimatr: k3}]",
-            "objective.penalties.kl: ",
-            "estimatr",
-            "estimator",
-        ),
+        ("objective.penalties=[{name: kl, estimatr: k3}]", "objective.penalties.kl: ", "estimatr", "estimator"),
         ("objective.aggregation.mdoe=token-mean", "objective.aggregation: ", "mdoe", "mode"),
         ("rollout.groupsize=8", "rollout: ", "groupsize", "group_size"),
         ("sampling.dynamc={}", "sampling: ", "dynamc", "dynamic"),

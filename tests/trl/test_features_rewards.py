@@ -147,3 +147,27 @@ def test_tokens_of_an_environment_train_nothing(model_path, tmp_path, masked):
     learning = first.seen[0]["advantages"] != 0
     assert (gradient[learning, :2] != 0).all()
     assert (gradient[:, 2:] != 0).any() != masked
+
+
+def test_a_correction_acts_on_the_log_probs_of_a_rollout_function(model_path, tmp_path):
+    """With one update on a rollout TRL computes no old log-probs; the correction has them all the same."""
+    weights = "objective.weights=[{name: importance, level: token, bound: truncate, low: 0.5, high: 1.5}]"
+    fields = {
+        "score": lambda count: [float(row % 4) for row in range(count)],
+        "logprobs": lambda count: [[-2.0] * 3] * count,
+    }
+    results = []
+    for overrides in ((), (weights,)):
+        config = runs.arguments(tmp_path / str(len(overrides)), ONE_STEP, *overrides)
+        rollout = given(lambda row: [2 + row % 7, 3 + row % 5, EOS], **fields)
+        options = {"rollout_func": rollout, "reward_funcs": lambda completions, score, **_: score}
+        results.append(runs.trained(model_path, config, kind=runs.Watching, **options))
+    plain, corrected = results
+    inputs = corrected.seen[0]
+    ratio = (inputs["old_per_token_logps"] + 2.0).exp()
+    expected = plain.log_probs[0].grad * ratio.clamp(0.5, 1.5)
+    assert ratio.min() < 0.5 and ratio.max() > 1.5
+    torch.testing.assert_close(corrected.log_probs[0].grad, expected, rtol=1e-4, atol=1e-7)
+    log = runs.logs(corrected)[0]
+    assert log["weights/importance/ratio/max"] == pytest.approx(ratio.max().item(), rel=1e-4)
+    assert 0 < log["ess/mean"] < 1

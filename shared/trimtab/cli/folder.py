@@ -12,7 +12,7 @@ from trimtab.recipe import Recipe
 from trimtab.recipe.load import dump, parse
 from trimtab.recipe.paths import leaves
 
-WRITTEN = ("metrics.jsonl", "evaluation.json", "summary.json", "model", "README.md", "recipe.yaml")
+WRITTEN = ("metrics.jsonl", "evaluation.json", "summary.json", "model", "README.md")  # beside recipe.yaml
 ABOUT = ("title", "reference", "sources")  # of a recipe: a run does not depend on them
 
 
@@ -87,7 +87,7 @@ class RunFolder:
             )
 
     def _clear(self) -> None:
-        """Delete what a run wrote, the recipe last: whoever is killed on the way can call again."""
+        """Delete what a run wrote, all but its recipe: whoever is killed on the way can call again."""
         for item in [*self.path.glob("checkpoint-[0-9]*"), *(self.path / name for name in WRITTEN)]:
             if item.is_dir():
                 shutil.rmtree(item)

@@ -90,6 +90,11 @@ class Objective:
         """The words that a batch must hold, each with the method that reads it."""
         return self._words([self.surrogate, *self.weights, *self.masks, *self.penalties])
 
+    @property
+    def corrects(self) -> bool:
+        """Whether a weight or a mask compares policies before the loss does, so that the old log-probs must be there."""
+        return "old_log_prob" in self._words([*self.weights, *self.masks])
+
     @torch.no_grad()
     def totals(self, batch: Batch) -> dict[str, Tensor]:
         """Sums of this batch that the whole optimizer step needs; they add up over micro-batches and ranks.

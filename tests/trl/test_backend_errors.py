@@ -1,0 +1,85 @@
+"""`trimtab run` with what cannot be had: one message, exit code 2, no traceback."""
+
+import json
+
+import pytest
+
+from tests.trl import tiny
+from trimtab.backends import RunRequest
+from trimtab.errors import TrimtabError
+from trimtab.recipe import load_recipe
+from trimtab.recipe.load import dump
+from trl_ext.backend import run
+
+SIZES = ("rollout={engine: transformers, group_size: 4, prompts_per_step: 4, max_length: 6}", "data.evaluation=null")
+TRAINING = "training={mini_batch_size: 8, steps: 2, checkpoint_every: 1}"
+
+
+def request(tmp_path, model, *overrides, train=None):
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = load_recipe("quickstart", [*SIZES, TRAINING, *overrides])
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(dump(recipe))
+    steps = []
+    asked = RunRequest(
+        recipe=recipe,
+        recipe_file=folder / "recipe.yaml",
+        model=str(model),
+        train=str(train or data),
+        evaluation=None,
+        folder=folder,
+        record=lambda step, metrics: steps.append((step, dict(metrics))),
+        resume=lambda step: None,
+    )
+    return asked, steps
+
+
+def test_it_runs(tmp_path):
+    asked, steps = request(tmp_path, tiny.save_model(tmp_path / "model"))
+    result = run(asked)
+    assert [step for step, _ in steps] == [1, 2]
+    assert {"reward/mean", "loss", "kl/mean", "response_length/mean", "grad_norm"} <= set(steps[0][1])
+    assert (result.model / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "damage", ["no folder", "no config", "bad config", "no weights", "bad weights", "no tokenizer"]
+)
+def test_a_model_that_cannot_be_read(tmp_path, damage):
+    tiny.save_model(tmp_path / "model")
+    kind, _, part = damage.partition(" ")
+    names = {"config": "config.json", "weights": "model.safetensors", "tokenizer": "tokenizer.json"}
+    model = tmp_path / ("nowhere" if part == "folder" else "model")
+    if part in names:
+        path = model / names[part]
+        path.unlink() if kind == "no" else path.write_text("{broken")
+    asked, _ = request(tmp_path, model)
+    with pytest.raises(TrimtabError, match="^model: ") as error:
+        run(asked)
+    assert str(model) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.engine=vllm"], "rollout.engine: vllm is not installed"),
+        (["precision.rollout=fp16"], "precision.rollout: fp16 cannot differ from precision.train"),
+        (["training.micro_batch_size=8", "objective.weights=[{name: importance}]"], "rollout_log_prob"),
+    ],
+    ids=["engine", "precision", "correction"],
+)
+def test_what_cannot_act_stops_the_run(tmp_path, overrides, said):
+    asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"), *overrides)
+    with pytest.raises(TrimtabError, match="^[a-z._]+") as error:
+        run(asked)
+    assert said in str(error.value)
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"))
+    with pytest.raises(TrimtabError, match="one process"):
+        run(asked)
