@@ -92,7 +92,7 @@ class Objective:
 
     @property
     def corrects(self) -> bool:
-        """Whether a weight or a mask compares policies before the loss does, so that the old log-probs must be there."""
+        """Whether a weight or a mask compares policies, so that the old log-probs must be there before the loss."""
         return "old_log_prob" in self._words([*self.weights, *self.masks])
 
     @torch.no_grad()
