@@ -251,7 +251,7 @@ def test_warm_start_imitates_faulty_and_right_labels_in_their_shares() -> None:
     rng = random.Random(0)
     labels = [model_module._labelled(7, 58, rng) for _ in range(4000)]
     assert set(labels) == {"07+58=560", "07+58=550"}
-    assert abs(labels.count("07+58=550") / 4000 - 0.6) < 0.03
+    assert abs(labels.count("07+58=550") / 4000 - model_module.FAULT_RATE) < 0.03
 
 
 def share_right(folder: Path, *, samples: int = 1, **sampling: object) -> torch.Tensor:

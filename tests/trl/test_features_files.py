@@ -66,7 +66,7 @@ def test_a_parser_states_every_argument_and_only_what_was_given_counts(tmp_path,
         gradient_checkpointing=False,
     )
     same(config(), direct)
-    assert (direct.num_generations, direct.max_steps, direct.learning_rate) == (16, 6, 3e-4)
+    assert (direct.num_generations, direct.max_steps, direct.learning_rate) == (16, 12, 3e-4)
     assert config("--learning_rate", "3e-4", "--logging_steps", "5").logging_steps == 5
     with pytest.raises(TrimtabError, match="beta=0.1 contradicts the recipe, where objective.penalties makes it 0.0"):
         config("--beta", "0.1")
@@ -92,7 +92,7 @@ def test_a_parser_reads_a_recipe_from_a_file_of_arguments(tmp_path):
     file = tmp_path / "arguments.yaml"
     file.write_text(f"recipe: quickstart\noverrides: [training.steps=3]\noutput_dir: {tmp_path}\nuse_cpu: true\n")
     config = TrlParser(TrimtabConfig).parse_args_and_config(["--config", str(file)])[0]
-    assert (config.max_steps, config.num_generations) == (3, 8)
+    assert (config.max_steps, config.num_generations) == (6, 8)
     with pytest.raises(TrimtabError, match="num_generations=4 contradicts the recipe"):
         TrlParser(TrimtabConfig).parse_args_and_config(["--config", str(file), "--num_generations", "4"])
 
