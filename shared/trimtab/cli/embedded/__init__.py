@@ -9,7 +9,7 @@ from trimtab.errors import TrimtabError
 
 PREFIX = "embedded:"
 NAMES = ("embedded:arithmetic",)
-FORMAT = 1  # raise it whenever what is built changes
+FORMAT = 2  # raise it whenever what is built changes
 
 
 @dataclass(frozen=True)
