@@ -104,14 +104,14 @@ def path_value(override, path):
 
 def test_a_misspelt_reward():
     assert refusal("reward.0.name=mth") == (
-        "reward.mth: name 'mth' is not allowed; did you mean math? Allowed: math, exact, overlong"
+        "reward.mth.name: 'mth' is not allowed; did you mean math? Allowed: math, exact, overlong"
     )
-    assert refusal("reward.0.name=[1]").startswith("reward.0: name [1] is not allowed; allowed: math")
-    assert refusal("reward=[{}]") == "reward.0: name must be given"
+    assert refusal("reward.0.name=[1]").startswith("reward.0.name: [1] is not allowed; allowed: math")
+    assert refusal("reward=[{}]") == "reward.0.name: must be given"
 
 
-def test_a_place_for_which_there_is_no_method_yet_says_so():
-    assert "none is available in this version" in refusal("objective.masks=[{name: rejection}]")
+def test_a_method_without_a_key_that_has_no_default():
+    assert refusal("objective.masks=[{name: rejection}]") == "objective.masks.rejection.statistic: must be given"
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ class Objective:
         if options:
             raise ValueError(f"aggregation: unknown {sorted(options)}; allowed: mode, max_length, denominator")
         check_mode(self.mode, self.max_length)
+        if self.mode not in self.surrogate.term.modes:
+            raise ValueError(
+                f"aggregation.mode: {self.mode} would weigh answers by their lengths, since the ratio of "
+                f"{self.surrogate} is the whole answer's; allowed: {', '.join(self.surrogate.term.modes)}"
+            )
         check_counts(((str(use), use.term.counts) for use in (self.surrogate, *self.weights)), bypass=self.bypass)
 
     @classmethod

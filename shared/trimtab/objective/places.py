@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from trimtab.correction import BOUNDS, importance_weights
+from trimtab.aggregation import MODES
+from trimtab.correction import BOUNDS, STATISTICS, importance_weights, rejection_mask
 from trimtab.kl import ESTIMATORS, kl_penalty
-from trimtab.policy_loss import ppo_clip
+from trimtab.policy_loss import cispo, gspo, gspo_token, minpro, ppo_clip, sapo
 from trimtab.ratios import LEVELS
 
 WORDS = frozenset(
@@ -25,13 +26,17 @@ ENGINE, UPDATE = frozenset({"engine"}), frozenset({"update"})
 
 @dataclass(frozen=True)
 class Term:
-    """One method in its place: the core, the ratios it counts, and the words that its keys choose from."""
+    """One method in its place: the core, the ratios it counts, the words that its keys choose from.
+
+    `modes` are the aggregations under which it means what it says; `internal` keys are not a recipe's to set.
+    """
 
     name: str
     core: Callable[..., Any]
     counts: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     internal: tuple[str, ...] = ()
+    modes: tuple[str, ...] = MODES
     REQUIRED: ClassVar[object] = inspect.Parameter.empty
 
     @property
@@ -102,7 +107,15 @@ WEIGHTS = Place("weights")
 MASKS = Place("masks")
 PENALTIES = Place("penalties", weighted=True)
 
+PER_ROW = ("seq-mean-token-mean",)
+"""The modes for a loss that a row repeats on each token: any other would weigh an answer by its length."""
+
 SURROGATES.add("ppo_clip", ppo_clip, counts=UPDATE)
+SURROGATES.add("gspo", gspo, counts=UPDATE, modes=PER_ROW)
+SURROGATES.add("gspo_token", gspo_token, counts=UPDATE, modes=PER_ROW)
+SURROGATES.add("cispo", cispo, counts=UPDATE)
+SURROGATES.add("minpro", minpro, counts=UPDATE)
+SURROGATES.add("sapo", sapo, counts=UPDATE)
 WEIGHTS.add(
     "importance",
     importance_weights,
@@ -110,4 +123,5 @@ WEIGHTS.add(
     choices={"level": LEVELS, "bound": BOUNDS},
     internal=("mean",),
 )
+MASKS.add("rejection", rejection_mask, choices={"statistic": STATISTICS})
 PENALTIES.add("kl", kl_penalty, choices={"estimator": ESTIMATORS})

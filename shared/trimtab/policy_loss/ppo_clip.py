@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from trimtab.metrics import Metrics, mean_metric, spread_metrics, token_counts
-from trimtab.ratios import log_ratio
-from trimtab.tensors import check_rows, exp_tangent, expand_advantages, float_dtype, live_tokens, select
+from trimtab.metrics import Metrics, mean_metric
+from trimtab.policy_loss.clipping import check_clip, clipped_loss
+from trimtab.policy_loss.inputs import read_inputs
+from trimtab.tensors import exp_tangent
 
 
 def ppo_clip(
@@ -53,28 +54,14 @@ def ppo_clip(
         >>> loss, metrics["clip_high/mean"]
         (tensor([[-2.5600, -1.8097]]), tensor(0.5000))
     """
-    if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low: {clip_low} is a distance from 1; between 0 and 1")
-    if not clip_high >= 0:
-        raise ValueError(f"clip_high: {clip_high} is a distance from 1; 0 or more")
+    check_clip(clip_low, clip_high)
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip: {dual_clip} bounds a ratio; above 1, or None")
-    check_rows(response_mask, log_prob=log_prob, old_log_prob=old_log_prob)
-    raw_advantages = expand_advantages(advantages, response_mask)
-    live = live_tokens(response_mask, log_prob, old_log_prob, raw_advantages)
-    dtype = float_dtype(log_prob, old_log_prob, raw_advantages)
-    log_r = log_ratio(log_prob, old_log_prob.detach(), live).to(dtype)
-    advantage = select(raw_advantages, live, dtype)
-    ratio = exp_tangent(log_r)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-ratio * advantage, -clipped * advantage)
-    low = (advantage < 0) & (ratio < 1 - clip_low)
-    high = (advantage > 0) & (ratio > 1 + clip_high)
-    metrics = spread_metrics("ratio", ratio, live)
+    inputs = read_inputs(log_prob, old_log_prob, advantages, response_mask)
+    ratio = exp_tangent(inputs.log_ratio)
+    loss, metrics = clipped_loss(ratio, inputs, response_mask, clip_low=clip_low, clip_high=clip_high)
     if dual_clip is not None:
-        far = (advantage < 0) & (ratio > dual_clip)
-        loss = torch.where(far, -dual_clip * advantage, loss)
-        metrics |= mean_metric("dual_clip", far, live)
-    metrics |= mean_metric("clip_low", low, live) | mean_metric("clip_high", high, live)
-    metrics |= mean_metric("clip", low | high, live) | token_counts(response_mask, live)
-    return select(loss, live, loss.dtype), metrics
+        far = (inputs.advantage < 0) & (ratio > dual_clip)
+        loss = torch.where(far, -dual_clip * inputs.advantage, loss)
+        metrics |= mean_metric("dual_clip", far, inputs.live)
+    return loss, metrics

@@ -47,10 +47,10 @@ def _line(item: Any, tree: Any) -> str:
     if kind == "literal_error":
         return f"{prefix}{value!r} is not allowed{suggest(value, _words(context['expected']))}"
     if kind == "union_tag_not_found":
-        return f"{prefix}name must be given"
+        return f"{path}.name: must be given"
     if kind == "union_tag_invalid":
         tag = value["name"]
-        return f"{prefix}name {tag!r} is not allowed{suggest(tag, _words(context['expected_tags']))}"
+        return f"{path}.name: {tag!r} is not allowed{suggest(tag, _words(context['expected_tags']))}"
     if kind == "too_short":
         return f"{prefix}at least {context['min_length']} must be given"
     if kind in TYPES:
