@@ -18,6 +18,7 @@ from trl_ext.config import TrimtabConfig
 from trl_ext.data import drop_long_prompts, load_prompts
 from trl_ext.resume import ResumableGRPOTrainer
 from trl_ext.rewards import reward_functions
+from trl_ext.sampler import recorded_log_probs
 from trl_ext.settings import describe
 
 
@@ -80,11 +81,20 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
 
     def _check_rollout_log_probs(self) -> None:
         reader = self.objective.reads.get("rollout_log_prob")
-        if reader and not self.use_vllm and self.rollout_func is None:
+        if reader and self.use_transformers_continuous_batching and self.rollout_func is None:
             raise TrimtabError(
-                f"objective: {reader} corrects by the sampler's log-probs, rollout_log_prob, which rollout.engine: "
-                "transformers does not return; use vllm, or a rollout_func that returns logprobs"
+                f"objective: {reader} corrects by the sampler's log-probs, rollout_log_prob, which TRL's continuous "
+                "batching does not return; leave use_transformers_continuous_batching off, or use vLLM"
             )
+
+    # Rollout
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> tuple[list[list[int]], list[list[float]] | None]:
+        if self.objective is None or self.use_vllm or self.use_transformers_continuous_batching:
+            return super()._generate_single_turn(*args, **kwargs)
+        with recorded_log_probs() as recorder:
+            completion_ids, _ = super()._generate_single_turn(*args, **kwargs)
+        return completion_ids, recorder.of(completion_ids)
 
     # Rewards and advantages
 

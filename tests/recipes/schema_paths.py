@@ -22,6 +22,8 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Itera
     elif "properties" in node:
         for name, child in node["properties"].items():
             yield from _walk(child, definitions, f"{path}.{name}".lstrip("."))
+    elif "prefixItems" in node:  # a pair of numbers
+        yield path
     elif node.get("type") == "array":
         yield path  # an empty list
         for method in _methods(node["items"], definitions):

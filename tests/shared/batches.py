@@ -21,6 +21,13 @@ def close(actual: Tensor, expected: object, *, rtol: float = 1e-6, atol: float =
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
+def from_ratios(ratios: list[list[float]], *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """New log-probs, with a gradient, and old ones: no two alike, but of the given ratios."""
+    ratio = torch.tensor(ratios, dtype=dtype)
+    old = torch.linspace(-3, -0.5, ratio.numel(), dtype=dtype).reshape(ratio.shape)
+    return (old + ratio.log()).requires_grad_(), old
+
+
 def ragged_batch(*, dtype: torch.dtype = torch.float32, seed: int = 0, mask: Tensor = MASK) -> dict[str, Tensor]:
     """Log-probs that differ by some tenths of a nat, advantages of both signs, a mask with a hole and an empty row."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,8 +1,5 @@
-"""One table: what holds for every core that gives a value per token. A new core is one row."""
+"""One table: what holds for every core that gives a value per token. A new core is one row in `contract_rows`."""
 
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,90 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.shared.batches import close, ragged_batch
+from tests.shared.contract_rows import CORES, REPORTING, Batch, Core
 from trimtab.aggregation import aggregate
-from trimtab.correction import BOUNDS, importance_weights
-from trimtab.kl import ESTIMATORS, kl_penalty
+from trimtab.correction import STATISTICS
 from trimtab.objective import MASKS, PENALTIES, SURROGATES, WEIGHTS
-from trimtab.policy_loss import ppo_clip
-from trimtab.ratios import LEVELS, log_weight
-
-Batch = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Core:
-    """A row of the table."""
-
-    name: str
-    function: Callable[..., Any]
-    reads: tuple[str, ...]
-    """Words of the batch, in the order of its positional arguments; the mask comes after them."""
-    keys: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    """Words of the batch that it takes by keyword."""
-    gradient: tuple[str, ...] = ("log_prob",)
-    """The words that a gradient reaches; it reaches no other."""
-    surrogate: bool = False
-    pull: Callable[[float, float], float] | None = None
-    """Sign of the gradient of `log_prob` after a drift of it by so many nats, where the advantage has that sign."""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return self.reads + self.options
-
-    def __call__(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        optional = {word: batch[word] for word in self.options}
-        result = self.function(*(batch[word] for word in self.reads), batch["response_mask"], **self.keys, **optional)
-        return result if isinstance(result, tuple) else (result, {})
-
-    def argument(self, word: str) -> str:
-        """What the core itself calls the word."""
-        return dict(zip(self.reads, inspect.signature(self.function).parameters, strict=False)).get(word, word)
-
-
-def clip_pull(drift: float, advantage: float) -> float:
-    return -advantage if drift * advantage < 0 else 0.0  # pulled back, or stopped by the clip
-
-
-SURROGATE = ("log_prob", "old_log_prob", "advantages")
-CORES = [
-    Core("ppo_clip", ppo_clip, SURROGATE, {"clip_low": 0.2, "clip_high": 0.28}, surrogate=True, pull=clip_pull),
-    Core("ppo_clip-dual", ppo_clip, SURROGATE, {"clip_high": 0.28, "dual_clip": 3.0}, surrogate=True),
-    *(
-        Core(
-            f"kl-{estimator}",
-            kl_penalty,
-            ("log_prob", "ref_log_prob"),
-            {"estimator": estimator},
-            options=("old_log_prob",) if estimator == "unbiased" else (),
-            pull=lambda drift, _, k1=estimator == "k1": 1.0 if k1 else drift,
-        )
-        for estimator in ESTIMATORS
-    ),
-    *(
-        Core(
-            f"importance-{level}-{bound}",
-            importance_weights,
-            ("old_log_prob", "rollout_log_prob"),
-            {"level": level, "bound": bound, "low": 0.7, "high": 1.2},
-            gradient=(),
-        )
-        for level in LEVELS
-        for bound in BOUNDS
-    ),
-    *(
-        Core(
-            f"log_weight-{level}",
-            log_weight,
-            ("log_prob", "old_log_prob"),
-            {"level": level},
-            gradient=("log_prob", "old_log_prob"),
-            pull=lambda *_: 1.0,
-        )
-        for level in LEVELS
-    ),
-]
-REPORTING = [core for core in CORES if core.function in (ppo_clip, importance_weights)]
 
 
 def every(cores: list[Core]) -> pytest.MarkDecorator:
@@ -133,6 +50,15 @@ def test_every_registered_method_is_in_the_table():
     functions = {core.function for core in CORES}
     registered = {term.core for place in (SURROGATES, WEIGHTS, MASKS, PENALTIES) for term in place.values()}
     assert registered <= functions
+    assert {f"rejection-{statistic}" for statistic in STATISTICS} <= {core.name for core in CORES}
+
+
+@every([core for core in CORES if core.keeps])
+def test_a_core_that_keeps_drops_some_and_keeps_some(core):
+    # The other tests of the table would pass for one that keeps all.
+    batch = ragged_batch()
+    value, _ = core(batch)
+    assert value.dtype == torch.bool and value.any() and (batch["response_mask"].bool() & ~value).any()
 
 
 @every(CORES)
@@ -164,6 +90,9 @@ def test_a_non_finite_live_token_is_removed_and_counted(core, garbage):
         if metrics:
             assert (metrics.pop("tokens/count"), expected_metrics.pop("tokens/count")) == (18, 17)
             assert (metrics.pop("nonfinite/count"), expected_metrics.pop("nonfinite/count")) == (1, 0)
+            if core.keeps:  # the share that is kept is of all trainable tokens
+                assert (metrics.pop("kept/count"), expected_metrics.pop("kept/count")) == (18, 17)
+                close(metrics.pop("kept/mean") * 18, expected_metrics.pop("kept/mean") * 17, rtol=1e-6)
             same(metrics, expected_metrics, rtol=1e-6, atol=1e-7)
         # The denominator keeps it: 18 trainable tokens in the batch, removed or not.
         close(aggregate(value, batch["response_mask"], mode="token-mean"), value.sum() / 18)
@@ -212,14 +141,14 @@ def test_half_precision_inputs_are_worked_on_in_float32(core, dtype):
     single = half | {word: half[word].float() for word in core.words}
     value, metrics, gradients = run(core, half)
     expected, expected_metrics, expected_gradients = run(core, single)
-    assert value.dtype == torch.float32
+    assert value.dtype == (torch.bool if core.keeps else torch.float32)
     same((value, metrics), (expected, expected_metrics))
     for word, gradient in gradients.items():
         assert gradient.dtype == dtype
         close(gradient.float(), expected_gradients[word], rtol=1e-2, atol=1e-3)
 
 
-@every(CORES)
+@every([core for core in CORES if not core.keeps])
 def test_one_float64_input_makes_the_output_float64(core):
     batch = ragged_batch()
     assert core(batch)[0].dtype == torch.float32
@@ -228,7 +157,7 @@ def test_one_float64_input_makes_the_output_float64(core):
         assert core(batch | {word: batch[word].double()})[0].dtype == torch.float64, word
 
 
-@every(CORES)
+@every([core for core in CORES if not core.keeps])
 def test_float64_is_worked_on_in_float64(core):
     # A float32 step on the way would leave 1e-8 in it: the values of two batches that differ by 1e-12 nats would agree.
     batch = ragged_batch(dtype=torch.float64)
@@ -355,4 +284,4 @@ def test_the_on_policy_gradient_is_that_of_reinforce(core):
     value, metrics = core(batch | {"log_prob": log_prob})
     value.sum().backward()
     close(log_prob.grad, -batch["advantages"][:, None] * live, rtol=1e-12, atol=1e-12)
-    assert metrics["clip/mean"] == 0
+    assert metrics.get("clip/mean", 0) == 0

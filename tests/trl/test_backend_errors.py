@@ -67,9 +67,8 @@ def test_a_model_that_cannot_be_read(tmp_path, damage):
     [
         (["rollout.engine=vllm"], "rollout.engine: vllm is not installed"),
         (["precision.rollout=fp16"], "precision.rollout: fp16 cannot differ from precision.train"),
-        (["training.micro_batch_size=8", "objective.weights=[{name: importance}]"], "rollout_log_prob"),
     ],
-    ids=["engine", "precision", "correction"],
+    ids=["engine", "precision"],
 )
 def test_what_cannot_act_stops_the_run(tmp_path, overrides, said):
     asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"), *overrides)

@@ -21,10 +21,21 @@ def inside(log_w: Tensor, low: float | None, high: float | None) -> Tensor:
 
     A ratio that was built to equal a bound, from log-probs of a few nats, may miss it by some units in the last place.
     """
-    slack = 8 * torch.finfo(log_w.dtype).eps
+    slack = _slack(log_w)
     keep = torch.ones_like(log_w, dtype=torch.bool)
     if low:
         keep = keep & (log_w >= math.log(low) - slack)
     if high is not None:
         keep = keep & (log_w <= math.log(high) + slack)
     return keep
+
+
+def at_most(divergence: Tensor, high: float | None) -> Tensor:
+    """Bool: k2 or k3 lies within the bound, inclusive, with the slack of a log ratio times the slope there."""
+    if high is None:
+        return torch.ones_like(divergence, dtype=torch.bool)
+    return divergence <= high + _slack(divergence) * (high + math.sqrt(2 * high))
+
+
+def _slack(x: Tensor) -> float:
+    return 8 * torch.finfo(x.dtype).eps

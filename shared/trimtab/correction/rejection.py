@@ -1,10 +1,8 @@
 """Rejection: tokens or whole answers that lie too far from the policy that sampled them are dropped."""
 
-import math
-
 from torch import Tensor
 
-from trimtab.correction.bounds import check_bounds, inside
+from trimtab.correction.bounds import at_most, check_bounds, inside
 from trimtab.kl import k3_estimate
 from trimtab.metrics import Metrics, mean_metric, spread_metrics, token_counts
 from trimtab.ratios import log_weight
@@ -83,7 +81,7 @@ def rejection_mask(
         keep, value = live & inside(log_value, low, high), exp_clamped(log_value)
     else:
         value = _divergence(token, live, statistic)
-        keep = live & (value <= (math.inf if high is None else high))
+        keep = live & at_most(value, high)
     # Every live token of a row has the row's value, so that one of them stands for the row.
     by_token, rows = statistic == "token_ratio", live.any(dim=1)
     metrics = spread_metrics("statistic", value, live if by_token else _first(live))

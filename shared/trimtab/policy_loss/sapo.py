@@ -22,7 +22,7 @@ def sapo(
     .. math:: l_t = -\frac{4}{\tau} \sigma\bigl(\tau (r_t - 1)\bigr) A_t \qquad
         \tau = \tau_{positive} \text{ where } A_t > 0, \text{ else } \tau_{negative}
 
-    On policy the gradient is that of REINFORCE; it fades on both sides of 1, never to exactly nothing.
+    On policy the gradient is that of REINFORCE; it fades on both sides of 1, above 1 until the gate rounds to 1.
 
     Paper: Gao et al. 2025 (https://arxiv.org/abs/2511.20347), 1.0 and 1.05 [S]. Differs: nothing. The paper averages
     by seq-mean-token-mean.
@@ -51,7 +51,7 @@ def sapo(
             raise ValueError(f"{name}: {steepness} is a steepness; above 0")
     live, _, log_r, advantage = read_inputs(log_prob, old_log_prob, advantages, response_mask)
     ratio = exp_tangent(log_r)
-    tau = torch.where(advantage > 0, tau_positive, tau_negative).to(ratio.dtype)
+    tau = torch.full_like(ratio, tau_negative).masked_fill(advantage > 0, tau_positive)
     gate = torch.sigmoid(tau * (ratio - 1))
     loss = -4 / tau * gate * advantage
     slope = ratio * 4 * gate * (1 - gate)

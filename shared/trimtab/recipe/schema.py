@@ -11,6 +11,7 @@ from trimtab.objective.compose import ANCHORS, DENOMINATORS
 from trimtab.recipe.base import Choice, Section
 from trimtab.recipe.terms import MethodOf
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 A_LIST = Field(strict=False)  # YAML has lists, a frozen recipe tuples
 
@@ -142,6 +143,8 @@ class Optimizer(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    betas: Annotated[tuple[Beta, Beta], A_LIST] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
 
 
 class Moe(Section):
