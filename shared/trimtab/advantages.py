@@ -45,6 +45,8 @@ def group_advantages(
         raise ValueError(f"baseline: {baseline!r} is unknown; one of {', '.join(BASELINES)}")
     if scale not in SCALES:
         raise ValueError(f"scale: {scale!r} is unknown; one of {', '.join(SCALES)}")
+    if not eps >= 0:
+        raise ValueError(f"eps: {eps} is added to a standard deviation; 0 or more")
     if rewards.dim() != 1 or group_ids.shape != rewards.shape:
         raise ValueError(
             f"rewards and group_ids must both be (B,), got {tuple(rewards.shape)} and {tuple(group_ids.shape)}"
@@ -61,10 +63,15 @@ def group_advantages(
     advantage = value - (total - value) / (size - 1).clamp(min=1) if baseline == "leave_one_out" else centred
     if scale == "group_std":
         variance = _group_sum(torch.where(finite, centred.square(), 0.0), group) / (size - 1).clamp(min=1)
-        advantage = advantage / (variance.sqrt() + eps)
+        advantage = _divide(advantage, variance.sqrt() + eps)
     elif scale == "batch_std":
-        advantage = advantage / (_sample_std(raw[finite]) + eps)
+        advantage = _divide(advantage, _sample_std(raw[finite]) + eps)
     return torch.where(finite & (size >= 2), advantage, 0.0).to(float_dtype(rewards))
+
+
+def _divide(x: Tensor, scale: Tensor) -> Tensor:
+    """0 where the scale is: with eps 0, equal rewards have none."""
+    return torch.where(scale > 0, x / torch.where(scale > 0, scale, 1.0), 0.0)
 
 
 def _group_sum(x: Tensor, group: Tensor) -> Tensor:

@@ -77,6 +77,6 @@ def check_mode(mode: str, max_length: Count = None) -> None:
 
 
 def _divide(total: Tensor, count: Count) -> Tensor:
-    denominator = torch.as_tensor(count, device=total.device).to(total.dtype)
+    denominator = torch.as_tensor(count, device=total.device).detach().to(total.dtype)
     empty = denominator == 0
     return torch.where(empty, torch.zeros_like(total), total / torch.where(empty, 1.0, denominator))

@@ -49,7 +49,7 @@ def mismatch_metrics(old_log_prob: Tensor, rollout_log_prob: Tensor, response_ma
     row_ratio = exp_clamped(torch.where(rows, sequence.sum(dim=1) / live.sum(dim=1).clamp(min=1), 0.0))
     metrics = mean_metric("k1", -log_b, live) | mean_metric("k3", k3_estimate(log_b), live)
     metrics |= spread_metrics("abs_diff", log_b.abs(), live)
-    metrics |= spread_metrics("prob_diff", (old.exp() - rollout.exp()).abs(), live)
+    metrics |= spread_metrics("prob_diff", (old.clamp(max=0).exp() - rollout.clamp(max=0).exp()).abs(), live)
     metrics |= spread_metrics("ratio", ratio, live)
     metrics |= mean_metric("chi2_token", ratio.square() - 1, live)
     metrics |= mean_metric("chi2_sequence", row_ratio.square() - 1, rows)
@@ -80,6 +80,9 @@ def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
     """
     keep = broadcast_mask(mask, weights) & torch.isfinite(weights)
     weights = select(weights.detach(), keep, float_dtype(weights))
+    if weights.numel():  # the share does not depend on the scale, but a square may overflow or vanish
+        largest = weights.amax()
+        weights = weights / torch.where(largest > 0, largest, 1.0)
     total, squares, count = masked_sum(weights, keep), masked_sum(weights.square(), keep), keep.sum()
     return effective_share(total, squares, count)
 

@@ -70,10 +70,10 @@ def test_a_method_equals_trls(model_path, tmp_path, monkeypatch, name):
 
 
 class VLLM:
-    """In vLLM's place: answers of unequal lengths, and log-probs that are off by up to half the spread in nats."""
+    """In vLLM's place: answers of unequal lengths; log-probs off by up to half a nat a token, or an answer."""
 
-    def __init__(self, *, spread=1.0, nan_at=None):
-        self.spread, self.nan_at = spread, nan_at
+    def __init__(self, *, by_answer=False, nan_at=None):
+        self.by_answer, self.nan_at = by_answer, nan_at
 
     def sync_weights(self):
         pass
@@ -85,7 +85,8 @@ class VLLM:
             length = 1 + row % 6
             answers.append(torch.randint(2, 14, (length,), generator=generator).tolist())
             noise = torch.rand(length, generator=generator) - 0.5
-            log_probs.append([[-2.0 + self.spread * value] for value in noise.tolist()])
+            noise = torch.full((length,), (row / 15 - 0.5) / length) if self.by_answer else noise
+            log_probs.append([[-2.0 + value] for value in noise.tolist()])
         if self.nan_at is not None:
             row, column = self.nan_at
             log_probs[row][column] = [None]
@@ -136,7 +137,7 @@ def near(trainer, monkeypatch):
 @pytest.mark.parametrize("mode", CORRECTIONS)
 def test_a_correction_equals_trls(model_path, tmp_path, monkeypatch, mode):
     theirs, ours, inputs = corrected_pair(
-        model_path, tmp_path, monkeypatch, mode, VLLM(spread=0.3 if "sequence" in mode else 1.0)
+        model_path, tmp_path, monkeypatch, mode, VLLM(by_answer="sequence" in mode)
     )
     weights = inputs["importance_sampling_ratio"]
     assert (weights == 0).any() if "mask" in mode else ((weights == 0.7).any() and (weights == 1.2).any())

@@ -18,6 +18,7 @@ GOLDEN = [
     (1.25, -3.0, -0.25, -0.9375, 3.75),
     (0.70, 1.0, -4.00, 2.8000, -0.70),
     (1.20, 0.0, -1.00, 0.0000, 0.00),
+    (4.00, 1.0, -0.20, 0.3000, -1.50),
 ]
 
 
@@ -49,17 +50,17 @@ def test_golden_metrics():
     new, old, advantages, mask, _, _ = row()
     _, metrics = cispo(new, old, advantages, mask, cap=1.5, floor=0.6)
     expected = {
-        "clip/mean": 2 / 6,
-        "clip_high/mean": 1 / 6,
-        "clip_low/mean": 1 / 6,
-        "ratio/mean": 7.55 / 6,  # 1.2 + 3 + 0.2 + 1.25 + 0.7 + 1.2
-        "ratio/max": 3.0,
+        "clip/mean": 3 / 7,
+        "clip_high/mean": 2 / 7,
+        "clip_low/mean": 1 / 7,
+        "ratio/mean": 11.55 / 7,  # 1.2 + 3 + 0.2 + 1.25 + 0.7 + 1.2 + 4
+        "ratio/max": 4.0,
         "ratio/min": 0.2,
-        "weight/mean": 6.45 / 6,  # 1.2 + 1.5 + 0.6 + 1.25 + 0.7 + 1.2
+        "weight/mean": 7.95 / 7,  # 1.2 + 1.5 + 0.6 + 1.25 + 0.7 + 1.2 + 1.5
         "weight/max": 1.5,
         "weight/min": 0.6,
-        "clip/count": 6,
-        "tokens/count": 6,
+        "clip/count": 7,
+        "tokens/count": 7,
         "nonfinite/count": 0,
     }
     for key, value in expected.items():
@@ -68,9 +69,9 @@ def test_golden_metrics():
 
 def test_golden_over_the_live_tokens_only():
     new, old, advantages, mask, expected, _ = row()
-    mask[0, 1], old[0, 2] = 0, math.nan
+    mask[0, [1, 6]], old[0, 2] = 0, math.nan
     loss, metrics = cispo(new, old, advantages, mask, cap=1.5, floor=0.6)
-    expected[0, 1:3] = 0
+    expected[0, [1, 2, 6]] = 0
     close(loss.detach(), expected, rtol=1e-12)
     close(metrics["weight/mean"], 4.35 / 4)
     assert (metrics["clip/mean"], metrics["clip/count"], metrics["nonfinite/count"]) == (0, 4, 1)

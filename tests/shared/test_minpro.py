@@ -33,18 +33,18 @@ def test_golden_weights():
 
 
 def test_golden_bounds():
-    # Cap 1 and floor 0.5 on the weight, after the prefix: 1.08 and 0.45 are bounded, and 1.2 in the prefix is not.
-    result, metrics = weights([[0.9, 1.2, 0.5, 1.1]], cap=1.0, floor=0.5)
-    close(result, [[0.9, 1.0, 0.5, 0.55]], rtol=1e-12)
+    # Cap 1 and floor 0.6 on the weight, after the prefix: 1.08, 0.45 and 0.55 are bounded; 0.5 in the prefix is not.
+    result, metrics = weights([[0.9, 1.2, 0.5, 1.1]], cap=1.0, floor=0.6)
+    close(result, [[0.9, 1.0, 0.6, 0.6]], rtol=1e-12)
     expected = {
-        "clip/mean": 2 / 4,
+        "clip/mean": 3 / 4,
         "clip_high/mean": 1 / 4,
-        "clip_low/mean": 1 / 4,
+        "clip_low/mean": 2 / 4,
         "ratio/mean": 2.98 / 4,
         "ratio/min": 0.45,
         "ratio/max": 1.08,
-        "weight/mean": 2.95 / 4,
-        "weight/min": 0.5,
+        "weight/mean": 3.1 / 4,
+        "weight/min": 0.6,
         "weight/max": 1.0,
         "tokens/count": 4,
     }
@@ -85,12 +85,12 @@ def test_a_later_token_changes_no_earlier_weight():
 
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 def test_a_hundred_nats_away_the_weight_is_bounded(advantage):
-    # +100, +100, -100, +100: log weights 100, 100, -100 and 0; exponents are clamped after prefix and token are added.
-    new = torch.tensor([[100.0, 100.0, -100.0, 100.0]], dtype=torch.float64, requires_grad=True)
-    loss, _ = minpro(new, torch.zeros(1, 4), torch.tensor([advantage]), torch.ones(1, 4), cap=3.0)
+    # Log weights 100, -30 and 30: exponents are clamped once, after prefix and token are added, or the last would be 0.
+    new = torch.tensor([[100.0, -30.0, 60.0]], dtype=torch.float64, requires_grad=True)
+    loss, _ = minpro(new, torch.zeros(1, 3), torch.tensor([advantage]), torch.ones(1, 3), cap=3.0)
     loss.sum().backward()
     assert loss.isfinite().all()
-    close(-new.grad / advantage, [[3.0, 3.0, math.exp(-20), 1.0]], rtol=1e-9, atol=0)
+    close(-new.grad / advantage, [[3.0, math.exp(-20), 3.0]], rtol=1e-9, atol=0)
 
 
 @settings(deadline=None, derandomize=True)
@@ -108,8 +108,8 @@ def test_equals_a_loop_over_the_tokens(tokens, floor, cap):
     new = torch.full(log_r.shape, -1.0, dtype=torch.float64, requires_grad=True)
     loss, _ = minpro(new, new.detach() - log_r, torch.tensor([2.0]), torch.tensor(mask), cap=cap, floor=floor)
     loss.sum().backward()
-    close(loss.detach(), 2 * torch.tensor([expected]), rtol=1e-9)
-    close(new.grad, -2 * torch.tensor([expected]), rtol=1e-9)
+    close(loss.detach(), [[2 * weight for weight in expected]], rtol=1e-9)
+    close(new.grad, [[-2 * weight for weight in expected]], rtol=1e-9)
 
 
 def test_gradcheck_with_the_weight_held():

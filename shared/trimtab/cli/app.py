@@ -19,6 +19,7 @@ console = Console(markup=False, emoji=False, highlight=False)  # [brackets] in a
 
 Name = Annotated[str, typer.Argument(help="A bundled recipe, or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Values to replace: a.b.c=value", metavar="[KEY=VALUE]...")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="On the embedded model and task, on a CPU.")]
 
 
 @app.command()
@@ -30,11 +31,11 @@ def recipes() -> None:
 
 
 @app.command()
-def show(name: Name, overrides: Overrides = None) -> None:
+def show(name: Name, overrides: Overrides = None, tiny: Tiny = False) -> None:
     """Print a recipe: each value, its source, and what the frameworks do on their own."""
     from trimtab.cli.show import print_recipe
 
-    print_recipe(name, overrides or [], console)
+    print_recipe(name, overrides or [], console, tiny=tiny)
 
 
 @app.command()
@@ -42,7 +43,7 @@ def run(
     name: Name,
     overrides: Overrides = None,
     backend: Annotated[str, typer.Option(help="The framework that trains.")] = "trl",
-    tiny: Annotated[bool, typer.Option("--tiny", help="On the embedded model and task, on a CPU.")] = False,
+    tiny: Tiny = False,
     output: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace an earlier run in the folder.")] = False,
 ) -> None:

@@ -1,23 +1,26 @@
 """The folder of a run: what it was asked, what came of it, and whether it is finished."""
 
+import fcntl
 import json
 import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 from trimtab.errors import TrimtabError
 from trimtab.recipe import Recipe
 from trimtab.recipe.load import dump, parse
 from trimtab.recipe.paths import leaves
 
-WRITTEN = ("metrics.jsonl", "evaluation.json", "summary.json", "model", "README.md")  # beside recipe.yaml
+MARK = ".trimtab-run"  # what only a run's folder holds; locked while a process runs there
+PROGRESS = ("metrics.jsonl", "evaluation.json", "summary.json", "model")
+WRITTEN = (*PROGRESS, "README.md")  # beside recipe.yaml
 ABOUT = ("title", "reference", "sources")  # of a recipe: a run does not depend on them
 
 
 class RunFolder:
-    """`recipe.yaml`, `metrics.jsonl`, checkpoints and the model of one run.
+    """`recipe.yaml`, `metrics.jsonl`, checkpoints and the model of one run; a context, since it locks the folder.
 
     Args:
         path: the folder; made if it is not there.
@@ -40,15 +43,26 @@ class RunFolder:
     def _open(self, recipe: Recipe, fresh: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise TrimtabError(f"--output: {self.path} is a file")
-        if self.recipe_file.is_file():
-            if fresh:
-                self._clear()
-            else:
-                self._check_same(recipe)
-        elif self.path.is_dir() and any(item != _scratch(self.recipe_file) for item in self.path.iterdir()):
+        mark = self.path / MARK
+        if self.path.is_dir() and not mark.is_file() and any(self.path.iterdir()):
             raise TrimtabError(f"--output: {self.path} is not empty and holds no run; name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.recipe_file, dump(recipe))
+        self._lock = _locked(mark)
+        try:
+            if fresh:
+                self._clear()
+            elif self._begun():
+                self._check_same(recipe)
+            _write(self.recipe_file, dump(recipe))
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
 
     @property
     def finished(self) -> bool:
@@ -76,6 +90,11 @@ class RunFolder:
         result: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
         return result
 
+    def _begun(self) -> bool:
+        """Whether there is anything that another recipe must not continue."""
+        made = [self.path / name for name in PROGRESS] + list(self.path.glob("checkpoint-[0-9]*"))
+        return any(item.is_dir() or item.is_file() and item.stat().st_size > 0 for item in made)
+
     def _check_same(self, recipe: Recipe) -> None:
         there, here = _settings(parse(self.recipe_file)), _settings(recipe.model_dump(mode="json"))
         changed = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
@@ -93,6 +112,17 @@ class RunFolder:
                 shutil.rmtree(item)
             else:
                 item.unlink(missing_ok=True)
+
+
+def _locked(mark: Path) -> IO[str]:
+    """The mark, opened and locked: the lock goes with the process, however it ends."""
+    file = mark.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise TrimtabError(f"--output: another process is running in {mark.parent}") from None
+    return file
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,9 +12,8 @@ from trimtab.cli.embedded import is_embedded, resolve
 from trimtab.cli.folder import RunFolder
 from trimtab.cli.progress import StepProgress
 from trimtab.recipe import Recipe
-from trimtab.recipe.load import build_recipe, find, parse
 from trimtab.recipe.pending import pending
-from trimtab.recipe.tiny import shrink
+from trimtab.recipe.tiny import sized_recipe
 
 
 def run(
@@ -32,29 +31,24 @@ def run(
     Raises:
         TrimtabError: bad input.
     """
-    recipe = _recipe(name, overrides, tiny=tiny)
+    recipe = sized_recipe(name, overrides, tiny=tiny)
     start = find_backend(backend)
-    folder = RunFolder(output or Path("runs") / (recipe.name + ("-tiny" if tiny else "")), recipe, fresh=fresh)
-    if folder.finished:
-        console.print(f"{folder.path} holds this run, finished. {_outcome(folder.summary())}", soft_wrap=True)
-        console.print("Add --fresh to run it again, or --output for another folder.")
-        return
-    began = time.monotonic()
-    result = _train(recipe, folder, start, console)
-    summary = {"seconds": round(time.monotonic() - began, 1)} | dataclasses.asdict(result) | {"model": "model"}
-    folder.finish(summary)
+    path = output or Path("runs") / (recipe.name + ("-tiny" if tiny else ""))
+    with RunFolder(path, recipe, fresh=fresh) as folder:
+        if folder.finished:
+            console.print(f"{folder.path} holds this run, finished. {_outcome(folder.summary())}", soft_wrap=True)
+            console.print("Add --fresh to run it again, or --output for another folder.")
+            return
+        began = time.monotonic()
+        result = _train(recipe, folder, start, console)
+        summary = {"seconds": round(time.monotonic() - began, 1)} | dataclasses.asdict(result) | {"model": "model"}
+        folder.finish(summary)
     for text in pending(recipe):
         console.print(f"PENDING, did not act: {text}", style="yellow", soft_wrap=True)
-    console.print(f"Finished {recipe.training.steps} steps of {recipe.name}. {_outcome(summary)}", soft_wrap=True)
+    steps = _count(recipe.training.steps, "step")
+    console.print(f"Finished {steps} of {recipe.name}. {_outcome(summary)}", soft_wrap=True)
     console.print(f"Run folder: {folder.path}  (metrics.jsonl, recipe.yaml, model)", soft_wrap=True)
     console.print(f"Next: {_next(recipe, tiny)}", soft_wrap=True)
-
-
-def _recipe(name: str, overrides: Sequence[str], *, tiny: bool) -> Recipe:
-    tree = parse(find(name))
-    if tiny:  # what is shrunk must be a recipe
-        tree = shrink(build_recipe(tree, source=name).model_dump(mode="json"))
-    return build_recipe(tree, overrides, source=name)
 
 
 def _train(recipe: Recipe, folder: RunFolder, start: Backend, console: Console) -> RunResult:
@@ -103,4 +97,8 @@ def _outcome(summary: Mapping[str, float | None]) -> str:
 def _next(recipe: Recipe, tiny: bool) -> str:
     if recipe.name == "quickstart":
         return "trimtab run dapo --tiny, then `trimtab show dapo` for what it does at full size"
-    return f"trimtab run {recipe.name} on your model" if tiny else f"trimtab show {recipe.name}"
+    return f"trimtab run {recipe.name} model=YOUR_MODEL" if tiny else f"trimtab show {recipe.name}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")

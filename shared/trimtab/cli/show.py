@@ -8,12 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trimtab.recipe import list_recipes, load_recipe
+from trimtab.recipe import list_recipes
 from trimtab.recipe.frameworks import OTHERS
 from trimtab.recipe.load import find, parse
 from trimtab.recipe.paths import leaves
 from trimtab.recipe.pending import pending
 from trimtab.recipe.sources import UNSOURCED, source_of
+from trimtab.recipe.tiny import sized_recipe
 
 INDENT = "    "
 VALUE_WIDTH = 32  # what is longer pushes its source aside
@@ -31,12 +32,12 @@ def print_recipes(console: Console) -> None:
     console.print(table)
 
 
-def print_recipe(name: str, overrides: Sequence[str], console: Console) -> None:
+def print_recipe(name: str, overrides: Sequence[str], console: Console, *, tiny: bool = False) -> None:
     """Every value of a recipe with its source, and below it what the frameworks do on their own, where that differs.
 
     Lines and not a table: no key is ever cut, and each stands at the start of its line for whoever searches the text.
     """
-    recipe = load_recipe(name, overrides)
+    recipe = sized_recipe(name, overrides, tiny=tiny)
     values = {path: _plain(value) for path, value in leaves(recipe.model_dump(mode="json", exclude=set(UNSOURCED)))}
     notes = dict(_notes(list(values)))
     keys, width = max(map(len, values)), min(VALUE_WIDTH, max(map(len, values.values())))

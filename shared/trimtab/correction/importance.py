@@ -79,7 +79,7 @@ def importance_weights(
         if mean is None:
             total, count = weight_total(weights, response_mask, level=level)
             mean = total / count.clamp(min=1)
-        mean = torch.as_tensor(mean, dtype=weights.dtype, device=weights.device)
+        mean = torch.as_tensor(mean, device=weights.device).detach().to(weights.dtype)
         weights = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0).clamp(max=ceiling)
     metrics |= spread_metrics("weight", weights, live) | token_counts(response_mask, live)
     return weights, metrics

@@ -143,6 +143,8 @@ class Objective:
         """
         check_batch(batch, self.reads)
         totals = self.totals(batch) if totals is None else totals
+        if "tokens" not in totals:
+            raise ValueError("totals: not the sums of `Objective.totals`; pass None where the batch is the whole step")
         batch = self._anchored(batch)
         mask = bool_mask(batch["response_mask"])
         weight, kept, metrics = self._factor(batch, totals)

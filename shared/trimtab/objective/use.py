@@ -28,8 +28,8 @@ class Use:
         self.values = {name: options.get(name, key.default) for name, key in self.term.keys.items()}
         if missing := [name for name, value in self.values.items() if value is Term.REQUIRED]:
             raise ValueError(f"{label}: {', '.join(missing)} must be given")
-        if not self.coefficient >= 0:
-            raise ValueError(f"{label}: coefficient: {self.coefficient} is not allowed; 0 or more")
+        if not self.coefficient > 0:
+            raise ValueError(f"{label}: coefficient: {self.coefficient} is not allowed; above 0, or leave it out")
         self._try_values()
 
     def __call__(self, batch: Batch, **more: Any) -> Any:
@@ -42,7 +42,7 @@ class Use:
         """Let the core itself judge its values, now and not at the first batch: it has the only list of bounds."""
         try:
             self({word: torch.ones(1, 1) for word in WORDS})
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{self.label}: {error}") from None
 
     def __str__(self) -> str:

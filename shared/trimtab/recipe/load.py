@@ -14,7 +14,7 @@ from trimtab.recipe.base import suggest
 from trimtab.recipe.explain import explain
 from trimtab.recipe.paths import assign, leaves
 from trimtab.recipe.schema import Recipe
-from trimtab.recipe.sources import check_sources, restate
+from trimtab.recipe.sources import UNSOURCED, check_sources, restate
 
 
 def list_recipes() -> list[str]:
@@ -51,6 +51,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 def build_recipe(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str) -> Recipe:
     """The recipe of a tree of plain values, with overrides; `source` names it in an error."""
     before = dict(leaves(tree))
+    if isinstance(overrides, str):
+        raise TrimtabError(f"overrides: {overrides!r} is a text; pass a list of them")
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path.strip():
@@ -62,7 +64,9 @@ def build_recipe(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
         raise TrimtabError(f"recipe {source}:\n" + explain(error, tree)) from None
     except UnicodeEncodeError as error:  # "\ud800" is half a character
         raise TrimtabError(f"recipe {source}: {error}") from None
-    recipe = recipe.model_copy(update={"sources": restate(recipe.sources, before, dict(leaves(tree)))})
+    stated, values = dict(leaves(tree)), dict(leaves(recipe.model_dump(exclude=set(UNSOURCED))))
+    defaults = {path: "project" for path in values if path not in stated}
+    recipe = recipe.model_copy(update={"sources": defaults | restate(recipe.sources, before, stated)})
     check_sources(recipe, source)
     return recipe
 
@@ -112,6 +116,12 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.deep_construct = True  # whole nodes at once: then PyYAML finds that one holds itself
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            # A few lines of nested aliases spell gigabytes.
+            raise yaml.constructor.ConstructorError(None, None, "an alias (*name) is not allowed in a recipe")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

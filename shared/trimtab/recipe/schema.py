@@ -95,6 +95,11 @@ class ObjectiveSection(Section):
     @model_validator(mode="after")
     def _composes(self) -> Self:
         Objective(**self.model_dump())
+        node = self.aggregation
+        if node.max_length is not None and node.mode != "seq-mean-token-sum-norm":
+            raise ValueError(f"aggregation.max_length: {node.max_length} acts only under seq-mean-token-sum-norm")
+        if node.denominator == "kept" and not self.masks and not self.weights:
+            raise ValueError("aggregation.denominator: kept counts the tokens not dropped, and nothing here drops any")
         return self
 
 
@@ -204,6 +209,21 @@ class Recipe(Section):
                 f"training.micro_batch_size: {micro} must divide training.mini_batch_size "
                 f"{self.training.mini_batch_size}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_act(self) -> Self:
+        names = [node.name for node in self.reward]
+        for node in self.reward:
+            if names.count(node.name) > 1:
+                raise ValueError(f"reward: {node.name} comes twice")
+            if node.weight == 0:
+                raise ValueError(f"reward.{node.name}.weight: 0 would do nothing; leave the reward out")
+            if node.name == "overlong" and self.rollout.max_length <= node.max_length - node.buffer:
+                raise ValueError(
+                    f"reward.overlong: no answer of rollout.max_length {self.rollout.max_length} tokens reaches the "
+                    f"{node.max_length - node.buffer} where the penalty begins (max_length - buffer)"
+                )
         return self
 
     @property

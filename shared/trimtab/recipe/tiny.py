@@ -3,9 +3,12 @@
 The method stays the recipe's own; what changes is the size: model, data, lengths, batch, learning rate, precision.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from trimtab.recipe.load import build_recipe, find, parse
 from trimtab.recipe.paths import leaves
+from trimtab.recipe.schema import Recipe
 from trimtab.recipe.sources import restate
 
 MODEL = "embedded:arithmetic"
@@ -48,3 +51,11 @@ def _reward(node: Any) -> Any:
     if isinstance(node, dict) and node.get("name") == "overlong":
         return node | {"max_length": MAX_LENGTH, "buffer": 1}
     return node
+
+
+def sized_recipe(name: str, overrides: Sequence[str], *, tiny: bool) -> Recipe:
+    """A recipe with its overrides, at its own size or the embedded model's; what is shrunk must be a recipe."""
+    tree = parse(find(name))
+    if tiny:
+        tree = shrink(build_recipe(tree, source=name).model_dump(mode="json"))
+    return build_recipe(tree, overrides, source=name)
