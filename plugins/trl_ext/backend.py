@@ -42,6 +42,7 @@ def run(request: RunRequest) -> RunResult:
     recipe = request.recipe
     tokenizer = _readable(request.model, _tokenizer)
     _check_engine(recipe, request.model)
+    evaluation = _prompts(request.evaluation, recipe, tokenizer) if request.evaluation else None
     trainer = TrimtabGRPOTrainer(
         _readable(request.model, _weights),
         args=_arguments(request),
@@ -50,33 +51,47 @@ def run(request: RunRequest) -> RunResult:
         callbacks=[RecordSteps(request)],
     )
     trainer.remove_callback(PrinterCallback)
-    held_out = _Evaluation(request, trainer, tokenizer)
+    held_out = _Evaluation(request, trainer, evaluation)
     checkpoint = last_checkpoint(request.folder)
     request.resume(_steps(checkpoint, recipe))
     before = held_out.measure(0) if checkpoint is None else held_out.known(0)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    _train(trainer, checkpoint)
     after = held_out.measure(recipe.training.steps)
     model = request.folder / "model"
     trainer.save_model(str(model))
     return RunResult(model, before, after)
 
 
+def _train(trainer: Any, checkpoint: Path | None) -> None:
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except RuntimeError as error:
+        if "probability tensor contains" not in str(error):
+            raise
+        step = trainer.state.global_step // trainer.recipe.updates_per_step + 1
+        raise TrimtabError(
+            f"step {step}: the model's weights are not finite, so that nothing can be sampled; lower optimizer.lr and "
+            "start anew with --fresh"
+        ) from None
+
+
 class _Evaluation:
     """Held-out accuracy by step, kept in the run's folder so that a resumed run still knows where it began."""
 
-    def __init__(self, request: RunRequest, trainer: Any, tokenizer: Any) -> None:
+    def __init__(self, request: RunRequest, trainer: Any, rows: Any) -> None:
         self.file = request.folder / "evaluation.json"
         self.trainer, self.size = trainer, trainer.args.per_device_train_batch_size
         self.grade = accuracy_function(request.recipe)
-        measured = request.evaluation is not None and self.grade is not None
-        self.rows = _prompts(request.evaluation, request.recipe, tokenizer) if measured else None
+        self.rows = rows if self.grade is not None else None
 
     def measure(self, step: int) -> float | None:
         if self.rows is None:
             return None
         accuracy = greedy_accuracy(self.trainer, self.rows, self.grade, batch_size=self.size)
         if self.trainer.accelerator.is_main_process:
-            self.file.write_text(json.dumps(self._all() | {str(step): accuracy}, indent=2) + "\n")
+            scratch = self.file.with_suffix(".part")
+            scratch.write_text(json.dumps(self._all() | {str(step): accuracy}, indent=2) + "\n")
+            scratch.replace(self.file)
         return accuracy
 
     def known(self, step: int) -> float | None:

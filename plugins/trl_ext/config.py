@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from trimtab.errors import TrimtabError
 from trimtab.recipe import Recipe, load_recipe
-from trl_ext.translate import ARGUMENTS, REPLACED, RIVALS, batch_arguments
+from trl_ext.translate import ARGUMENTS, REPLACED, RIVALS, SAMPLED, batch_arguments
 
 
 @dataclass
@@ -45,7 +45,10 @@ class TrimtabConfig(GRPOConfig):
             raise TrimtabError(f"overrides: {self.overrides} change a recipe, and there is none; pass recipe=")
         super().__post_init__()
         if self.recipe is not None and self.world_size != _world_size():
-            raise TrimtabError(f"the recipe was laid out for {_world_size()} processes, but {self.world_size} train")
+            raise TrimtabError(
+                f"the recipe was laid out for {_world_size()} processes, but {self.world_size} train; on CPUs pass "
+                "use_cpu=True"
+            )
 
     def load_recipe(self) -> Recipe:
         """The recipe with its overrides. Loaded anew, since the arguments are pickled with every checkpoint."""
@@ -54,9 +57,15 @@ class TrimtabConfig(GRPOConfig):
     def _apply(self, recipe: Recipe) -> None:
         given = self._given_arguments()
         wanted = {name: (key, value(recipe)) for name, (key, value) in ARGUMENTS.items()}
+        self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)
+        if self.generation_batch_size == recipe.rows_per_step:
+            self.generation_batch_size = None  # the same said in another way; TRL takes only one of the two
         per_device = self.per_device_train_batch_size if "per_device_train_batch_size" in given else None
+        micro = recipe.training.micro_batch_size
+        if None not in (per_device, micro) and per_device != micro:
+            wanted["per_device_train_batch_size"] = ("training.micro_batch_size", micro)
         sizes = batch_arguments(recipe, world_size=_world_size(), per_device=per_device)
-        wanted |= {name: ("training.mini_batch_size", value) for name, value in sizes.items()}
+        wanted = {name: ("training.mini_batch_size", value) for name, value in sizes.items()} | wanted
         problems = [
             f"{name}={getattr(self, name)!r} contradicts the recipe, where {key} makes it {value!r}"
             for name, (key, value) in wanted.items()
@@ -72,6 +81,8 @@ class TrimtabConfig(GRPOConfig):
             for name, key in RIVALS.items()
             if name in given and getattr(self, name) != _default(name)
         ]
+        sampled = sorted({*SAMPLED, *ARGUMENTS} & set(self.generation_kwargs or {}))
+        problems += [f"generation_kwargs: {name} is the recipe's to say, in rollout" for name in sampled]
         if problems:
             raise TrimtabError(
                 "\n  ".join([f"recipe {self.recipe}: change the recipe by an override instead", *problems])

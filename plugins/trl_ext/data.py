@@ -1,6 +1,7 @@
 """Prompts and answers of a recipe as a data set that TRL reads."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def drop_long_prompts(rows: Dataset, tokenizer: Any, longest: int) -> Dataset:
     if len(keep) < len(rows):
         print(f"data: {len(rows) - len(keep)} of {len(rows)} prompts are longer than {longest} tokens and left out")
     return rows.select(keep)
+
+
+def check_columns(rows: Any, needed: Sequence[str]) -> None:
+    """The columns that the recipe's rewards read are there, or TrimtabError names the one that is not."""
+    there = getattr(rows, "column_names", None)
+    for name in needed:
+        if there is not None and name not in there:
+            raise TrimtabError(
+                f"train_dataset: no column {name!r}, which the recipe's rewards read{suggest(name, there)}. Rename "
+                "one, or pass reward_funcs"
+            )
+
+
+def check_enough(rows: Any, prompts: int) -> None:
+    """There are prompts for one step, or TrimtabError: TRL would train nothing and not say so."""
+    if hasattr(rows, "__len__") and len(rows) < prompts:
+        raise TrimtabError(f"rollout.prompts_per_step: {prompts} prompts make a step, but the data has {len(rows)}")
 
 
 def _is_prompt(prompt: Any) -> bool:

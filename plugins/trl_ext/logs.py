@@ -1,11 +1,13 @@
 """TRL's log entries in the names of a run's `metrics.jsonl`."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerCallback
 
 from trimtab.backends import RunRequest
+from trimtab.errors import TrimtabError
 
 NAMES = {
     "reward": "reward/mean",
@@ -31,5 +33,13 @@ class RecordSteps(TrainerCallback):
         self.request = request
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        if state.is_world_process_zero and logs and "loss" in logs:
-            self.request.record(state.global_step // self.request.recipe.updates_per_step, rename(logs))
+        if not (state.is_world_process_zero and logs and "loss" in logs):
+            return
+        step, metrics = state.global_step // self.request.recipe.updates_per_step, rename(logs)
+        self.request.record(step, metrics)
+        if not math.isfinite(metrics.get("grad_norm", 0.0)):
+            raise TrimtabError(
+                f"step {step}: the gradient is not finite (grad_norm {metrics['grad_norm']}), and the weights are lost "
+                "with it; lower optimizer.lr or start anew with --fresh. An earlier checkpoint is in the run's folder, "
+                "if there was one"
+            )

@@ -15,9 +15,9 @@ from trimtab.metrics import Metrics, combine, mean_metric, spread_metrics
 from trimtab.objective import Objective
 from trl_ext.batch import MODEL_INPUTS, to_batch
 from trl_ext.config import TrimtabConfig
-from trl_ext.data import drop_long_prompts, load_prompts
+from trl_ext.data import check_columns, check_enough, drop_long_prompts, load_prompts
 from trl_ext.resume import ResumableGRPOTrainer
-from trl_ext.rewards import reward_functions
+from trl_ext.rewards import accuracy_function, reward_functions
 from trl_ext.sampler import recorded_log_probs
 from trl_ext.settings import describe
 
@@ -71,15 +71,20 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
         self._parts: dict[str, list[Metrics]] = defaultdict(list)
         self._totals: dict[str, Tensor] | None = None
         super().__init__(model, reward_funcs, args, train_dataset, *more, **kwargs)
-        if self.objective is not None:
-            self._check_rollout_log_probs()
         if self.recipe is not None and not own_data:
             longest = self.recipe.data.max_prompt_length
             self.train_dataset = drop_long_prompts(self.train_dataset, self.processing_class, longest)
+        if self.recipe is not None:
+            graded = not own_rewards and accuracy_function(self.recipe) is not None
+            check_columns(self.train_dataset, ("answer",) if graded else ())
+            check_enough(self.train_dataset, self.recipe.rollout.prompts_per_step)
+            self._check_can_act()
         if self.recipe is not None and self.accelerator.is_main_process:
             print(describe(self.recipe, self.args, own_rewards=own_rewards, own_data=own_data), flush=True)
 
-    def _check_rollout_log_probs(self) -> None:
+    def _check_can_act(self) -> None:
+        if self.args.fp16 and self.accelerator.device.type == "cpu":
+            raise TrimtabError("precision.train: fp16 does not act on a CPU, where autocast ignores it; bf16 or fp32")
         reader = self.objective.reads.get("rollout_log_prob")
         if reader and self.use_transformers_continuous_batching and self.rollout_func is None:
             raise TrimtabError(

@@ -67,6 +67,9 @@ RIVALS: Mapping[str, str] = {
 }
 """TRL's other arguments for what a recipe states: beside it they would do nothing, win over it, or break."""
 
+SAMPLED = ("do_sample", "max_length", "max_new_tokens", "num_beams", "num_return_sequences")
+"""Keys of `generation_kwargs`, besides those above, that would change what a recipe says of its rollout."""
+
 ELSEWHERE: Mapping[str, str] = {
     "model": "the model of `trimtab run`; in a script, the trainer's `model`",
     "data": "the data of `trimtab run`; in a script, `train_dataset` where none is passed",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.cli.folder import RunFolder
+from trimtab.cli.folder import MARK, RunFolder
 from trimtab.errors import TrimtabError
 from trimtab.recipe import load_recipe
 from trimtab.recipe.load import dump
@@ -17,6 +17,13 @@ RECIPE = load_recipe("quickstart")
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
     return RunFolder(tmp_path / "run", RECIPE)
+
+
+def reopened(folder, recipe=RECIPE, **options) -> RunFolder:
+    """The folder as the next process finds it: the lock of this one is gone."""
+    with folder:
+        pass
+    return RunFolder(folder.path, recipe, **options)
 
 
 def lines(folder) -> list[str]:
@@ -87,10 +94,30 @@ def test_a_write_that_is_interrupted_leaves_the_old_file(folder, monkeypatch):
 
 
 def test_a_folder_whose_first_write_was_interrupted_is_used_again(tmp_path):
+    (tmp_path / MARK).touch()
     (tmp_path / ".recipe.yaml.part").write_text("name: qui")
     folder = RunFolder(tmp_path, RECIPE)
     assert load_recipe(folder.recipe_file) == RECIPE
-    assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", MARK}
+
+
+def test_a_start_that_failed_leaves_the_folder_free(folder):
+    folder.resume(0)
+    assert load_recipe(reopened(folder, load_recipe("dapo")).recipe_file).name == "dapo"
+
+
+def test_two_processes_do_not_run_in_one_folder(folder):
+    with pytest.raises(TrimtabError, match="another process is running in"):
+        RunFolder(folder.path, RECIPE)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_no_run_wrote_is_never_touched(tmp_path, fresh):
+    (tmp_path / "recipe.yaml").write_text(dump(RECIPE))
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(TrimtabError, match="is not empty and holds no run"):
+        RunFolder(tmp_path, RECIPE, fresh=fresh)
+    assert (tmp_path / "README.md").read_text() == "mine"
 
 
 def test_a_clearing_that_is_interrupted_can_be_done_again(folder, monkeypatch):
@@ -106,21 +133,22 @@ def test_a_clearing_that_is_interrupted_can_be_done_again(folder, monkeypatch):
 
     monkeypatch.setattr(Path, "unlink", killed)
     with pytest.raises(KeyboardInterrupt):
-        RunFolder(folder.path, load_recipe("dapo"), fresh=True)
+        reopened(folder, load_recipe("dapo"), fresh=True)
     monkeypatch.undo()
-    assert not RunFolder(folder.path, load_recipe("dapo"), fresh=True).finished
+    assert not reopened(folder, load_recipe("dapo"), fresh=True).finished
 
 
 def test_the_same_recipe_opens_its_folder_again_and_keeps_what_is_there(folder):
     folder.record(1, {"loss": 1.0})
-    again = RunFolder(folder.path, load_recipe(folder.recipe_file))
+    again = reopened(folder, load_recipe(folder.recipe_file))
     assert lines(again) == ['{"step": 1, "loss": 1.0}'] and not again.finished
     again.finish({"seconds": 1.5})
-    assert RunFolder(folder.path, RECIPE).finished and folder.summary() == {"seconds": 1.5}
+    assert reopened(again).finished and folder.summary() == {"seconds": 1.5}
 
 
 def test_a_recipe_that_someone_broke_is_named(folder):
+    folder.record(1, {})
     folder.recipe_file.write_text("name: [")
     with pytest.raises(TrimtabError, match=r"recipe\.yaml: not readable as YAML"):
-        RunFolder(folder.path, RECIPE)
+        reopened(folder)
     assert RunFolder(folder.path, RECIPE, fresh=True).recipe_file.read_text() == dump(RECIPE)

@@ -54,7 +54,7 @@ def test_tiny_has_a_folder_of_its_own_and_takes_overrides(trimtab, backend, tmp_
     assert recipe.model == "embedded:arithmetic" and recipe.training.steps == 2
     assert recipe.objective == load_recipe("dapo").objective
     assert "PENDING, did not act: sampling.dynamic" in done.out
-    assert "Next: trimtab run dapo on your model" in done.out
+    assert "Next: trimtab run dapo model=YOUR_MODEL" in done.out
 
 
 def test_a_folder_with_brackets_in_its_name_is_printed_as_it_is(trimtab, backend, tmp_path):

@@ -136,9 +136,7 @@ def near(trainer, monkeypatch):
 
 @pytest.mark.parametrize("mode", CORRECTIONS)
 def test_a_correction_equals_trls(model_path, tmp_path, monkeypatch, mode):
-    theirs, ours, inputs = corrected_pair(
-        model_path, tmp_path, monkeypatch, mode, VLLM(by_answer="sequence" in mode)
-    )
+    theirs, ours, inputs = corrected_pair(model_path, tmp_path, monkeypatch, mode, VLLM(by_answer="sequence" in mode))
     weights = inputs["importance_sampling_ratio"]
     assert (weights == 0).any() if "mask" in mode else ((weights == 0.7).any() and (weights == 1.2).any())
     assert ((weights > 0.7) & (weights < 1.2)).any()

@@ -126,7 +126,7 @@ def test_an_override_with_the_same_value_keeps_its_source():
 def test_the_sources_of_what_an_override_removes_go_with_it():
     recipe = load_recipe("dapo", ["reward=[{name: math}]"])
     assert "reward.overlong.buffer" not in recipe.sources
-    assert recipe.sources["reward"] == "project"
+    assert recipe.sources["reward"] == "paper"
 
 
 def test_restate_keeps_a_source_of_a_default_that_no_one_stated():

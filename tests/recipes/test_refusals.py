@@ -160,7 +160,8 @@ def test_a_value_out_of_bounds(override, bound):
         ("objective.surrogate.dual_clip=1", ("dual_clip: 1", "above 1")),
         ("objective.weights=[{name: importance, high: 0}]", ("high: 0", "above 0")),
         ("objective.weights=[{name: importance, low: 3, high: 2}]", ("low: 3", "above high: 2")),
-        ("objective.penalties=[{name: kl, coefficient: -1}]", ("coefficient: -1", "0 or more")),
+        ("objective.penalties=[{name: kl, coefficient: -1}]", ("coefficient: -1", "above 0")),
+        ("objective.penalties=[{name: kl, coefficient: 0}]", ("coefficient: 0", "above 0")),
     ],
 )
 def test_a_value_beyond_the_bounds_of_its_core(override, parts):

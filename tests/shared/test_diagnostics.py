@@ -143,11 +143,16 @@ def test_the_effective_sample_size_is_a_share_that_no_scale_changes(weights, sca
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.lists(st.lists(st.floats(0, 10), min_size=1, max_size=5), min_size=1, max_size=4))
+@given(st.lists(st.lists(st.just(0.0) | st.floats(1e-3, 10), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_sums_of_parts_give_the_share_of_the_whole(parts):
     whole = torch.tensor(sum(parts, []), dtype=torch.float64)
     sums = [torch.tensor([sum(p), sum(x * x for x in p), len(p)], dtype=torch.float64) for p in parts]
     close(effective_share(*sum(sums)), effective_sample_size(whole, torch.ones(len(whole))), rtol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-25])
+def test_the_share_does_not_depend_on_the_scale(scale):
+    close(effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 5.0]) * scale, torch.ones(4)), 64 / 112, rtol=1e-6)
 
 
 def test_effective_sample_size_refuses_a_mask_that_does_not_broadcast():

@@ -1,8 +1,11 @@
 """`trimtab run` with what cannot be had: one message, exit code 2, no traceback."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
 from tests.trl import tiny
 from trimtab.backends import RunRequest
@@ -10,6 +13,7 @@ from trimtab.errors import TrimtabError
 from trimtab.recipe import load_recipe
 from trimtab.recipe.load import dump
 from trl_ext.backend import run
+from trl_ext.logs import RecordSteps
 
 SIZES = ("rollout={engine: transformers, group_size: 4, prompts_per_step: 4, max_length: 6}", "data.evaluation=null")
 TRAINING = "training={mini_batch_size: 8, steps: 2, checkpoint_every: 1}"
@@ -82,3 +86,39 @@ def test_several_processes_are_refused(tmp_path, monkeypatch):
     asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"))
     with pytest.raises(TrimtabError, match="one process"):
         run(asked)
+
+
+def test_fewer_prompts_than_a_step_takes(tmp_path):
+    rows = tmp_path / "few.jsonl"
+    rows.write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
+    asked, steps = request(tmp_path, tiny.save_model(tmp_path / "model"), train=rows)
+    with pytest.raises(TrimtabError, match="prompts_per_step: 4 prompts make a step, but the data has 3"):
+        run(asked)
+    assert steps == []
+
+
+def test_fp16_does_not_act_on_a_cpu(tmp_path):
+    asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"), "precision.train=fp16")
+    with pytest.raises(TrimtabError, match="precision.train: fp16"):
+        run(asked)
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    """As after a step with far too large a learning rate: what the sampler says of it names no cause."""
+    path = tiny.save_model(tmp_path / "model")
+    model = Qwen3ForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    model.save_pretrained(path)
+    asked, _ = request(tmp_path, path)
+    with pytest.raises(TrimtabError, match="step 1: the model's weights are not finite"):
+        run(asked)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run():
+    seen = []
+    asked = SimpleNamespace(record=lambda step, metrics: seen.append(step), recipe=SimpleNamespace(updates_per_step=2))
+    state = SimpleNamespace(is_world_process_zero=True, global_step=6)
+    with pytest.raises(TrimtabError, match="step 3: the gradient is not finite"):
+        RecordSteps(asked).on_log(None, state, None, {"loss": 0.1, "grad_norm": float("nan")})
+    assert seen == [3]

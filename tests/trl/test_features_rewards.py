@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen3ForCausalLM, Qwen3ForSequenceClassification, set_seed
 
 from tests.trl import runs, tiny
+from trimtab.errors import TrimtabError
 
 ONE_STEP = "training={mini_batch_size: 16, steps: 1}"
 LEAVE_ONE_OUT = "advantage={name: group, baseline: leave_one_out, scale: none}"
@@ -171,3 +172,30 @@ def test_a_correction_acts_on_the_log_probs_of_a_rollout_function(model_path, tm
     log = runs.logs(corrected)[0]
     assert log["weights/importance/ratio/max"] == pytest.approx(ratio.max().item(), rel=1e-4)
     assert 0 < log["ess/mean"] < 1
+
+
+def test_the_rewards_of_a_recipe_need_their_column(model_path, tmp_path):
+    rows = tiny.prompts().rename_column("answer", "solution")
+    with pytest.raises(TrimtabError, match="train_dataset: no column 'answer'"):
+        runs.trainer(model_path, runs.arguments(tmp_path), reward_funcs=None, train_dataset=rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"generation_kwargs": {"temperature": 50.0}}, "generation_kwargs: temperature"),
+        ({"generation_kwargs": {"num_beams": 3}}, "generation_kwargs: num_beams"),
+        ({"per_device_train_batch_size": 8, "generation_batch_size": 32}, "generation_batch_size=32"),
+    ],
+)
+def test_another_way_to_say_what_the_recipe_says_is_refused(tmp_path, changes, said):
+    with pytest.raises(TrimtabError, match=said):
+        runs.arguments(tmp_path, **changes)
+
+
+def test_the_same_said_in_another_way_is_not(tmp_path):
+    config = runs.arguments(tmp_path, generation_batch_size=16, scale_rewards=True)
+    assert (config.generation_batch_size, config.scale_rewards) == (16, "group")
+    with pytest.raises(TrimtabError, match="per_device_train_batch_size=8 contradicts"):
+        sizes = "training={mini_batch_size: 16, micro_batch_size: 4, steps: 2}"
+        runs.arguments(tmp_path, sizes, per_device_train_batch_size=8)

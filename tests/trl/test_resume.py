@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trl import tiny
+from tests.trl import runs, tiny
 from trl_ext import TrimtabConfig, TrimtabGRPOTrainer
 from trl_ext.resume import COMPLETE, last_checkpoint
 
@@ -46,6 +46,15 @@ def config(tmp_path):
     return TrimtabConfig(str(tmp_path / "x"), recipe="quickstart", overrides=overrides, **options)
 
 
+def test_a_finished_run_is_not_trained_on(tmp_path):
+    """Killed between its last checkpoint and the end, or simply started again."""
+    model = tiny.save_model(tmp_path / "model")
+    first = runs.trained(model, runs.arguments(tmp_path / "run", save_strategy="steps", save_steps=2))
+    again = runs.trainer(model, runs.arguments(tmp_path / "run", save_strategy="steps", save_steps=2))
+    assert again.train(resume_from_checkpoint=True).global_step == 2 == again.state.global_step
+    assert torch.equal(tiny.flat_weights(again.model), tiny.flat_weights(first.model))
+
+
 @pytest.mark.slow
 def test_the_command_killed_and_started_again(tmp_path):
     """`trimtab run` with four updates on a rollout, twice over it; killed while it trains."""
@@ -71,7 +80,10 @@ def test_the_command_killed_and_started_again(tmp_path):
 def test_only_whole_checkpoints_count(tmp_path):
     for step in (3, 20, 100):
         (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").write_text("whole")
     for step in (3, 20):
-        (tmp_path / f"checkpoint-{step}" / COMPLETE).touch()
+        (tmp_path / f"checkpoint-{step}" / COMPLETE).write_text('{"weights": 5}')
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-20"
+    (tmp_path / "checkpoint-20" / "weights").write_text("cut")
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
     assert last_checkpoint(tmp_path / "nothing") is None

@@ -27,8 +27,9 @@ def print_recipes(console: Console) -> None:
         column.no_wrap, column.overflow = column.header != "mirrors", "fold"
     for name in list_recipes():
         tree = parse(find(name))
-        paper = (tree.get("reference") or {}).get("arxiv")
-        table.add_row(name, str(tree.get("title", "")), f"arXiv {paper}" if paper else "")
+        reference = tree.get("reference") or {}
+        paper = f"arXiv {reference['arxiv']}" if reference.get("arxiv") else str(reference.get("url", ""))
+        table.add_row(name, str(tree.get("title", "")), paper.removeprefix("https://"))
     console.print(table)
 
 
