@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "trimtab needs Python >= 3.11 and '$(PYTHON)' is not one; name another: make PYTHON=python3.11" >&2; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -c constraints.txt -e '.[trl,math,report,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[trl,verl,math,report,dev]'
 	@touch $@
 
 demo: $(INSTALLED)  ## train the quickstart recipe on the CPU, from the start, into runs/demo

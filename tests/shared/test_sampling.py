@@ -56,7 +56,7 @@ def test_a_group_is_judged_by_its_own_spread():
 def test_a_small_difference_is_a_difference():
     assert kept([0.1, 0.1, 0.1], [0, 0, 0]) == [False] * 3  # a deviation by rounding would be above 0
     assert kept([1e8, 1e8 + 8], [0, 0]) == [True] * 2
-    assert kept([-1.0, -2.0], [0, 0]) == [True] * 2
+    assert kept([-1.0, -2.0, 1.0, -1.0], [0, 0, 1, 1]) == [True] * 4
 
 
 def test_a_score_that_is_not_finite_is_ignored():

@@ -28,8 +28,8 @@ def print_recipes(console: Console) -> None:
     for name in list_recipes():
         tree = parse(find(name))
         reference = tree.get("reference") or {}
-        paper = f"arXiv {reference['arxiv']}" if reference.get("arxiv") else str(reference.get("url", ""))
-        table.add_row(name, str(tree.get("title", "")), paper.removeprefix("https://"))
+        paper = f"arXiv {reference['arxiv']}" if reference.get("arxiv") else "blog" if reference.get("url") else ""
+        table.add_row(name, str(tree.get("title", "")), paper)
     console.print(table)
 
 
