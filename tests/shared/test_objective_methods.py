@@ -307,3 +307,8 @@ def test_a_mask_without_rollout_log_probs_is_refused_by_both_calls():
     for call in (objective, objective.totals):
         with pytest.raises(ValueError, match="no rollout_log_prob, which masks/rejection reads"):
             call(batch)
+
+
+def test_a_mask_between_policies_that_bypass_makes_one_is_refused():
+    with pytest.raises(ValueError, match="masks/rejection compares old_log_prob with rollout_log_prob"):
+        Objective(surrogate=CLIP, masks=[BAND], aggregation=TOKEN_MEAN, old_log_prob="bypass")

@@ -41,3 +41,19 @@ def check_batch(batch: Mapping[str, Tensor], needed: Mapping[str, str]) -> None:
         if batch.get(word) is None:
             hint = ": the sampler returned no log-probs to correct with" if word == "rollout_log_prob" else ""
             raise ValueError(f"the batch has no {word}, which {method} reads{hint}")
+
+
+def check_bypass(compared: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    """Refuse, under bypass, a method that compares the old policy with the rollout policy: they are the same one.
+
+    Args:
+        compared: for each weight and mask its place and name, and the words that it reads.
+
+    Raises:
+        ValueError: names the method.
+    """
+    for method, words in compared:
+        if {"old_log_prob", "rollout_log_prob"} <= set(words):
+            raise ValueError(
+                f"{method} compares old_log_prob with rollout_log_prob, which old_log_prob: bypass makes the same"
+            )

@@ -12,7 +12,7 @@ from trimtab.diagnostics import effective_share
 from trimtab.kl import k3_estimate
 from trimtab.masking import masked_sum
 from trimtab.metrics import Metrics, mean_metric, token_counts
-from trimtab.objective.checks import check_batch, check_counts
+from trimtab.objective.checks import check_batch, check_bypass, check_counts
 from trimtab.objective.places import MASKS, PENALTIES, SURROGATES, WEIGHTS
 from trimtab.objective.use import Use, read_uses
 from trimtab.ratios import log_ratio
@@ -82,6 +82,8 @@ class Objective:
                 f"aggregation.mode: {self.mode} would weigh answers by their lengths, since the ratio of "
                 f"{self.surrogate} is the whole answer's; allowed: {', '.join(self.surrogate.term.modes)}"
             )
+        if self.bypass:
+            check_bypass((str(use), use.term.reads) for use in self.masks)
         check_counts(((str(use), use.term.counts) for use in (self.surrogate, *self.weights)), bypass=self.bypass)
 
     @classmethod
