@@ -146,11 +146,6 @@ def _check_engine(recipe: Recipe, model: str) -> None:
     """Refuse an engine that is not here, and a rollout precision that it would not use."""
     wanted = recipe.precision.rollout
     if recipe.rollout.engine == "transformers":
-        if wanted not in ("auto", recipe.precision.train):
-            raise TrimtabError(
-                f"precision.rollout: {wanted} cannot differ from precision.train ({recipe.precision.train}) where the "
-                "training model itself samples (rollout.engine: transformers)"
-            )
         return
     try:
         import vllm  # noqa: F401

@@ -27,28 +27,33 @@ def load_prompts(source: str, columns: Any) -> Dataset:
         TrimtabError: no such file or data set, or a column that is missing.
     """
     rows = _read(source)
-    if any("." in name and name not in rows.column_names for name in (columns.prompt, columns.answer)):
-        rows = rows.flatten()  # a field of a column: reward_model.ground_truth
-    for key in ("prompt", "answer"):
-        name = getattr(columns, key)
-        if name not in rows.column_names:
-            raise TrimtabError(f"data.{key}: {source} has no column {name!r}{suggest(name, rows.column_names)}")
     if not len(rows):
         raise TrimtabError(f"data: {source} has no rows")
-    kind = type(rows[0][columns.prompt])
-    for index, prompt in enumerate(rows[columns.prompt]):
-        if not _is_prompt(prompt) or type(prompt) is not kind:
+    prompt, rows = _column(rows, "prompt", columns.prompt, source)
+    answer, rows = _column(rows, "answer", columns.answer, source)
+    kind = type(rows[0][prompt])
+    for index, text in enumerate(rows[prompt]):
+        if not _is_prompt(text) or type(text) is not kind:
             raise TrimtabError(
-                f"data.prompt: row {index + 1} of {source} has {prompt!r}; every prompt must be a text, or every one "
+                f"data.prompt: row {index + 1} of {source} has {text!r}; every prompt must be a text, or every one "
                 "a list of messages with role and content"
             )
-    wanted = {"prompt": rows[columns.prompt], "answer": rows[columns.answer]}
-    others = rows.remove_columns([name for name in {*wanted, columns.prompt, columns.answer} if name in rows.features])
+    wanted = {"prompt": rows[prompt], "answer": rows[answer]}
+    others = rows.remove_columns([name for name in {*wanted, prompt, answer} if name in rows.features])
     return (
         concatenate_datasets([Dataset.from_dict(wanted), others], axis=1)
         if others.column_names
         else Dataset.from_dict(wanted)
     )
+
+
+def _column(rows: Dataset, key: str, names: str | Sequence[str], source: str) -> tuple[str, Dataset]:
+    """The first of the names that is there, and the rows, flattened where it is a field of a column."""
+    names = [names] if isinstance(names, str) else names
+    for table in (rows, rows.flatten()):
+        if found := next((name for name in names if name in table.column_names), None):
+            return found, table
+    raise TrimtabError(f"data.{key}: {source} has no column {names[0]!r}{suggest(names[0], rows.column_names)}")
 
 
 def drop_long_prompts(rows: Dataset, tokenizer: Any, longest: int) -> Dataset:

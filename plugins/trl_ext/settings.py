@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Any
 
 from trimtab.recipe import Recipe
-from trimtab.recipe.pending import pending
+from trimtab.recipe.inert import inert
 from trl_ext.translate import ARGUMENTS
 
 
@@ -25,7 +25,7 @@ def describe(recipe: Recipe, args: Any, *, own_rewards: bool, own_data: bool) ->
         lines += [f"  reward: {_spell(reward)}" for reward in recipe.reward]
     if own_data:
         lines.append("  data: the data set passed to the trainer")
-    lines += [f"  PENDING, does not act: {text}" for text in pending(recipe)]
+    lines += [f"  DOES NOT ACT: {text}" for text in inert(recipe)]
     return "\n".join(lines)
 
 

@@ -81,7 +81,7 @@ ELSEWHERE: Mapping[str, str] = {
     "training.micro_batch_size": "per_device_train_batch_size",
     "training.checkpoint_every": "save_steps of `trimtab run`",
     "training.shuffle_rewards": "the trainer, once the rewards are known",
-    "precision.rollout": "checked against what the engine does",
+    "precision.rollout": "checked against vLLM's; idle where the training model itself samples",
     "precision.kv_cache": "auto, which is all there is",
     "moe.routing_replay": "none, which is all there is",
     "schedules": "empty, which is all there is",

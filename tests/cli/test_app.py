@@ -77,7 +77,7 @@ def lines_of_keys(out: str) -> dict[str, list[str]]:
     for line in out.splitlines()[3:]:
         if line.startswith("    "):
             found[list(found)[-1]].append(line.strip())
-        elif line and not line.startswith("PENDING"):
+        elif line and not line.startswith("DOES NOT ACT"):
             found[line.split()[0]] = [line]
     return found
 
@@ -115,15 +115,15 @@ def test_show_speaks_of_a_section_that_is_not_empty_too(trimtab):
 
 def test_show_is_readable_at_80_columns(trimtab):
     lines = trimtab("show", "dapo").out.splitlines()
-    assert all(len(line) <= 80 for line in lines if not line.startswith("PENDING"))
+    assert all(len(line) <= 80 for line in lines if not line.startswith("DOES NOT ACT"))
 
 
 def test_show_takes_overrides_and_says_what_does_not_act(trimtab):
     done = trimtab("show", "dapo", "objective.surrogate.clip_high=0.3", "model='[/a] :smile:'")
     assert lines_of_keys(done.out)["objective.surrogate.clip_high"][0].split()[1:] == ["0.3", "project"]
     assert "[/a] :smile:" in done.out  # not read as markup
-    assert "PENDING, does not act: sampling.dynamic" in done.out
-    assert "PENDING" not in trimtab("show", "dapo", "sampling.dynamic=null").out
+    assert "DOES NOT ACT: sampling.dynamic" in done.out
+    assert "DOES NOT ACT" not in trimtab("show", "dapo", "sampling.dynamic=null").out
 
 
 # What is refused

@@ -53,7 +53,7 @@ def test_tiny_has_a_folder_of_its_own_and_takes_overrides(trimtab, backend, tmp_
     recipe = load_recipe(tmp_path / "runs/dapo-tiny/recipe.yaml")
     assert recipe.model == "embedded:arithmetic" and recipe.training.steps == 2
     assert recipe.objective == load_recipe("dapo").objective
-    assert "PENDING, did not act: sampling.dynamic" in done.out
+    assert "DID NOT ACT: sampling.dynamic" in done.out
     assert "Next: trimtab run dapo model=YOUR_MODEL" in done.out
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import trimtab.recipe.load as load_module
 from trimtab.errors import TrimtabError
 from trimtab.recipe import list_recipes, load_recipe
+from trimtab.recipe.inert import inert
 from trimtab.recipe.load import find, recipe_folder
 from trimtab.recipe.paths import leaves
-from trimtab.recipe.pending import pending
 
 ROOT = Path(__file__).parents[2]
 
@@ -230,6 +230,15 @@ def test_an_installed_wheel_reads_the_recipes_in_the_package(tmp_path, monkeypat
 
 
 def test_what_does_not_act_yet_is_said():
-    (line,) = pending(load_recipe("dapo"))
+    (line,) = inert(load_recipe("dapo"))
     assert line.startswith("sampling.dynamic: ")
-    assert pending(load_recipe("dapo", ["sampling.dynamic=null"])) == []
+    assert inert(load_recipe("dapo", ["sampling.dynamic=null"])) == []
+
+
+def test_what_other_values_leave_idle_is_said():
+    short = inert(
+        load_recipe("dapo", ["rollout.max_length=512", "rollout.engine=transformers", "precision.train=fp32"])
+    )
+    assert [line.split()[0] for line in short] == ["sampling.dynamic:", "reward.overlong:", "precision.rollout"]
+    assert "begins beyond 16384 tokens, and answers end at 512" in short[1]
+    assert "bf16: the training model itself samples, in fp32" in short[2]

@@ -66,19 +66,10 @@ def test_a_model_that_cannot_be_read(tmp_path, damage):
     assert str(model) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rollout.engine=vllm"], "rollout.engine: vllm is not installed"),
-        (["precision.rollout=fp16"], "precision.rollout: fp16 cannot differ from precision.train"),
-    ],
-    ids=["engine", "precision"],
-)
-def test_what_cannot_act_stops_the_run(tmp_path, overrides, said):
-    asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"), *overrides)
-    with pytest.raises(TrimtabError, match="^[a-z._]+") as error:
+def test_an_engine_that_is_not_here(tmp_path):
+    asked, _ = request(tmp_path, tiny.save_model(tmp_path / "model"), "rollout.engine=vllm")
+    with pytest.raises(TrimtabError, match="^rollout.engine: vllm is not installed"):
         run(asked)
-    assert said in str(error.value)
 
 
 def test_several_processes_are_refused(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from trimtab.cli.embedded import is_embedded, resolve
 from trimtab.cli.folder import RunFolder
 from trimtab.cli.progress import StepProgress
 from trimtab.recipe import Recipe
-from trimtab.recipe.pending import pending
+from trimtab.recipe.inert import inert
 from trimtab.recipe.tiny import sized_recipe
 
 
@@ -43,8 +43,8 @@ def run(
         result = _train(recipe, folder, start, console)
         summary = {"seconds": round(time.monotonic() - began, 1)} | dataclasses.asdict(result) | {"model": "model"}
         folder.finish(summary)
-    for text in pending(recipe):
-        console.print(f"PENDING, did not act: {text}", style="yellow", soft_wrap=True)
+    for text in inert(recipe):
+        console.print(f"DID NOT ACT: {text}", style="yellow", soft_wrap=True)
     steps = _count(recipe.training.steps, "step")
     console.print(f"Finished {steps} of {recipe.name}. {_outcome(summary)}", soft_wrap=True)
     console.print(f"Run folder: {folder.path}  (metrics.jsonl, recipe.yaml, model)", soft_wrap=True)

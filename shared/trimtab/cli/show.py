@@ -10,9 +10,9 @@ from rich.table import Table
 
 from trimtab.recipe import list_recipes
 from trimtab.recipe.frameworks import OTHERS
+from trimtab.recipe.inert import inert
 from trimtab.recipe.load import find, parse
 from trimtab.recipe.paths import leaves
-from trimtab.recipe.pending import pending
 from trimtab.recipe.sources import UNSOURCED, source_of
 from trimtab.recipe.tiny import sized_recipe
 
@@ -49,8 +49,8 @@ def print_recipe(name: str, overrides: Sequence[str], console: Console, *, tiny:
         console.print(line, soft_wrap=True, style="bold" if path in notes else None)
         for note in notes.get(path, ()):
             console.print(textwrap.fill(note, console.width, initial_indent=INDENT, subsequent_indent=INDENT))
-    for text in pending(recipe):
-        console.print(f"PENDING, does not act: {text}", style="yellow", soft_wrap=True)
+    for text in inert(recipe):
+        console.print(f"DOES NOT ACT: {text}", style="yellow", soft_wrap=True)
 
 
 def _plain(value: Any) -> str:

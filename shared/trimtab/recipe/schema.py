@@ -24,12 +24,15 @@ class Reference(Section):
 
 
 class Data(Section):
-    """The prompts: a data set's name, or a .jsonl, .json, .csv or .parquet file; and the names of its columns."""
+    """The prompts: a data set's name, or a .jsonl, .json, .csv or .parquet file; and the names of its columns.
+
+    Of several names for the answers the first that is there is taken; `column.field` is a field of a column.
+    """
 
     train: str
     evaluation: str | None = None
     prompt: str = "prompt"
-    answer: str = "answer"
+    answer: str | Annotated[tuple[str, ...], A_LIST] = "answer"
     max_prompt_length: Count = 1024
 
 
@@ -219,11 +222,6 @@ class Recipe(Section):
                 raise ValueError(f"reward: {node.name} comes twice")
             if node.weight == 0:
                 raise ValueError(f"reward.{node.name}.weight: 0 would do nothing; leave the reward out")
-            if node.name == "overlong" and self.rollout.max_length <= node.max_length - node.buffer:
-                raise ValueError(
-                    f"reward.overlong: no answer of rollout.max_length {self.rollout.max_length} tokens reaches the "
-                    f"{node.max_length - node.buffer} where the penalty begins (max_length - buffer)"
-                )
         return self
 
     @property
