@@ -11,9 +11,10 @@ from trl_ext.translate import ARGUMENTS
 def describe(recipe: Recipe, args: Any, *, own_rewards: bool, own_data: bool) -> str:
     """The effective settings of a trainer, a line each, and what does not act."""
     node = recipe.objective
-    uses = [node.surrogate, *node.weights, *node.masks, *node.penalties]
+    uses = [("surrogate", node.surrogate)]
+    uses += [(kind, use) for kind in ("weights", "masks", "penalties") for use in getattr(node, kind)]
     lines = [f"recipe {recipe.name}: effective settings in TRL"]
-    lines += [f"  loss: {_spell(use)}" for use in uses]
+    lines += [f"  {kind}: {_spell(use)}" for kind, use in uses]
     lines += [f"  aggregation: {_spell(node.aggregation)}; old log-probs: {node.old_log_prob}"]
     lines += [f"  advantage: {_spell(recipe.advantage)}"]
     lines += [f"  {name} = {_plain(getattr(args, name))}  ({key})" for name, (key, _) in ARGUMENTS.items()]

@@ -72,6 +72,8 @@ def check_mode(mode: str, max_length: Count = None) -> None:
     """A known mode with what it needs, or ValueError says what is missing."""
     if mode not in MODES:
         raise ValueError(f"mode: {mode!r} is unknown; one of {', '.join(MODES)}")
+    if isinstance(max_length, int | float) and max_length < 0:
+        raise ValueError(f"max_length: {max_length} is a number of tokens; it cannot be negative")
     if mode == "seq-mean-token-sum-norm" and max_length is None:
         raise ValueError("mode: seq-mean-token-sum-norm needs max_length; the padded width would change with the batch")
 

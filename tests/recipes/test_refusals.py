@@ -297,3 +297,9 @@ def test_the_same_within_bounds_loads(overrides):
 def test_everything_that_is_wrong_is_said_at_once():
     message = refusal("optimizer.lr=0", "rollout.engine=vlm", "objective.surrogate.clip_hihg=1")
     assert len(message.splitlines()) == 3
+
+
+def test_a_rejection_that_drops_nothing():
+    assert "without low, high or veto" in refusal("objective.masks=[{name: rejection, statistic: token_ratio}]")
+    truncated = "objective.weights=[{name: importance, bound: truncate}]"
+    assert "nothing here drops any" in refusal(truncated, "objective.aggregation.denominator=kept")

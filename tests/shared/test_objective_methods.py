@@ -312,3 +312,21 @@ def test_a_mask_without_rollout_log_probs_is_refused_by_both_calls():
 def test_a_mask_between_policies_that_bypass_makes_one_is_refused():
     with pytest.raises(ValueError, match="masks/rejection compares old_log_prob with rollout_log_prob"):
         Objective(surrogate=CLIP, masks=[BAND], aggregation=TOKEN_MEAN, old_log_prob="bypass")
+
+
+def test_single_tokens_dropped_from_a_whole_row_loss_under_kept_are_refused():
+    drop = {"masks": [BAND]}
+    kept = {"mode": "seq-mean-token-mean", "denominator": "kept"}
+    with pytest.raises(ValueError, match="drops single tokens, but the loss of surrogate/gspo is the whole answer's"):
+        Objective(surrogate=GSPO, aggregation=kept, **drop)
+    Objective(surrogate=GSPO | {"name": "gspo_token"}, aggregation=kept, **drop)
+    Objective(surrogate=GSPO, aggregation=PER_ROW, **drop)
+
+
+def test_a_token_removed_for_its_rollout_log_prob_is_counted():
+    batch = batch_of([[1.1, 0.9, 1.0]], [[1.0, 1.0, 1.0]], [1.0])
+    batch["rollout_log_prob"][0, 1] = math.nan
+    _, metrics = Objective(surrogate=CLIP, weights=[ICEPOP], aggregation=TOKEN_MEAN)(batch)
+    assert metrics["nonfinite/count"] == 1
+    _, metrics = Objective(surrogate=CLIP, aggregation=TOKEN_MEAN)(batch)
+    assert metrics["nonfinite/count"] == 0

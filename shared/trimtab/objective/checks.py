@@ -43,6 +43,24 @@ def check_batch(batch: Mapping[str, Tensor], needed: Mapping[str, str]) -> None:
             raise ValueError(f"the batch has no {word}, which {method} reads{hint}")
 
 
+def check_whole_rows(surrogate: str, drops: Iterable[tuple[str, Mapping[str, object]]]) -> None:
+    """Refuse tokens dropped under the kept denominator of a loss that a row repeats: the others make up for them.
+
+    Args:
+        surrogate: its place and name.
+        drops: for each mask its place and name, and its values.
+
+    Raises:
+        ValueError: names both.
+    """
+    for method, values in drops:
+        if not str(values.get("statistic")).startswith("sequence"):
+            raise ValueError(
+                f"{method} drops single tokens, but the loss of {surrogate} is the whole answer's, and under "
+                "denominator kept the other tokens make up for them; use a sequence level, or gspo_token"
+            )
+
+
 def check_bypass(compared: Iterable[tuple[str, tuple[str, ...]]]) -> None:
     """Refuse, under bypass, a method that compares the old policy with the rollout policy: they are the same one.
 

@@ -12,7 +12,7 @@ from trimtab.diagnostics import effective_share
 from trimtab.kl import k3_estimate
 from trimtab.masking import masked_sum
 from trimtab.metrics import Metrics, mean_metric, token_counts
-from trimtab.objective.checks import check_batch, check_bypass, check_counts
+from trimtab.objective.checks import check_batch, check_bypass, check_counts, check_whole_rows
 from trimtab.objective.places import MASKS, PENALTIES, SURROGATES, WEIGHTS
 from trimtab.objective.use import Use, read_uses
 from trimtab.ratios import log_ratio
@@ -82,6 +82,8 @@ class Objective:
                 f"aggregation.mode: {self.mode} would weigh answers by their lengths, since the ratio of "
                 f"{self.surrogate} is the whole answer's; allowed: {', '.join(self.surrogate.term.modes)}"
             )
+        if self.surrogate.term.whole_row and self.denominator == "kept":
+            check_whole_rows(str(self.surrogate), ((str(use), use.values) for use in self.masks))
         if self.bypass:
             check_bypass((str(use), use.term.reads) for use in self.masks)
         check_counts(((str(use), use.term.counts) for use in (self.surrogate, *self.weights)), bypass=self.bypass)
@@ -207,9 +209,10 @@ class Objective:
 
     def _common_metrics(self, batch: Batch, totals: Totals) -> Metrics:
         mask, log_prob, old = batch["response_mask"], batch["log_prob"].detach(), batch.get("old_log_prob")
-        live = live_tokens(mask, log_prob) if old is None else live_tokens(mask, log_prob, old)
-        metrics = token_counts(mask, live)
+        read = [batch[word] for word in self.reads if word.endswith("log_prob")]
+        metrics = token_counts(mask, live_tokens(mask, *read))
         if old is not None:
+            live = live_tokens(mask, log_prob, old)
             metrics |= mean_metric("kl", k3_estimate(log_ratio(log_prob, old.detach(), mask)), live)
         if self.weights:
             share = effective_share(totals["weight"], totals["weight_square"], totals["tokens"])

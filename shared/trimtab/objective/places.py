@@ -28,7 +28,8 @@ ENGINE, UPDATE = frozenset({"engine"}), frozenset({"update"})
 class Term:
     """One method in its place: the core, the ratios it counts, the words that its keys choose from.
 
-    `modes` are the aggregations under which it means what it says; `internal` keys are not a recipe's to set.
+    `modes` are the aggregations under which it means what it says; `internal` keys are not a recipe's to set;
+    `whole_row` says that a row repeats one loss on its tokens.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Term:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     internal: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES
+    whole_row: bool = False
     REQUIRED: ClassVar[object] = inspect.Parameter.empty
 
     @property
@@ -111,7 +113,7 @@ PER_ROW = ("seq-mean-token-mean",)
 """The modes for a loss that a row repeats on each token: any other would weigh an answer by its length."""
 
 SURROGATES.add("ppo_clip", ppo_clip, counts=UPDATE)
-SURROGATES.add("gspo", gspo, counts=UPDATE, modes=PER_ROW)
+SURROGATES.add("gspo", gspo, counts=UPDATE, modes=PER_ROW, whole_row=True)
 SURROGATES.add("gspo_token", gspo_token, counts=UPDATE, modes=PER_ROW)
 SURROGATES.add("cispo", cispo, counts=UPDATE)
 SURROGATES.add("minpro", minpro, counts=UPDATE)

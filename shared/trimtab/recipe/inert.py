@@ -13,9 +13,7 @@ def inert(recipe: Recipe) -> list[str]:
     """
     lines, rollout, precision = [], recipe.rollout, recipe.precision
     if recipe.sampling.dynamic is not None:
-        lines.append(
-            "sampling.dynamic, pending: groups whose rewards are all equal stay in the batch, with advantage 0"
-        )
+        lines.append("sampling.dynamic: pending; groups of equal rewards stay in the batch, with advantage 0")
     for node in recipe.reward:
         if node.name == "overlong" and rollout.max_length <= node.max_length - node.buffer:
             begins = node.max_length - node.buffer

@@ -101,7 +101,11 @@ class ObjectiveSection(Section):
         node = self.aggregation
         if node.max_length is not None and node.mode != "seq-mean-token-sum-norm":
             raise ValueError(f"aggregation.max_length: {node.max_length} acts only under seq-mean-token-sum-norm")
-        if node.denominator == "kept" and not self.masks and not self.weights:
+        for mask in self.masks:
+            if mask.name == "rejection" and (mask.low, mask.high, mask.veto) == (None, None, None):
+                raise ValueError("masks.rejection: without low, high or veto it drops nothing")
+        drops = self.masks or any(use.bound == "mask" and (use.low or use.high) for use in self.weights)
+        if node.denominator == "kept" and not drops:
             raise ValueError("aggregation.denominator: kept counts the tokens not dropped, and nothing here drops any")
         return self
 
