@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from trimtab.masking import masked_mean, masked_sum
-from trimtab.tensors import bool_mask, check_rows, float_dtype, live_tokens, select
+from trimtab.tensors import check_rows, float_dtype, live_tokens, select
 
 LEVELS = ("token", "sequence_product", "sequence_geometric", "prefix_product", "prefix_min")
 SEQUENCE_LEVELS = ("sequence_product", "sequence_geometric")
@@ -91,13 +91,3 @@ def log_weight(new_log_prob: Tensor, old_log_prob: Tensor, response_mask: Tensor
         before = torch.cat([torch.zeros_like(token[:, :1]), token[:, :-1]], dim=1)
         value = before.clamp(max=0).cummin(dim=1).values + token
     return select(value, live, token.dtype)
-
-
-def row_counts(response_mask: Tensor) -> Tensor:
-    """(B,) number of live tokens of each row, as float32.
-
-    Example:
-        >>> row_counts(torch.tensor([[1, 1, 0], [0, 0, 0]]))
-        tensor([2., 0.])
-    """
-    return bool_mask(response_mask).sum(dim=1).to(torch.float32)

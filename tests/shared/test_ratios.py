@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shared.batches import close
-from trimtab.ratios import LEVELS, log_ratio, log_weight, row_counts
+from trimtab.ratios import LEVELS, log_ratio, log_weight
 
 
 def weight(ratios, level, mask=None):
@@ -88,12 +88,6 @@ def test_the_product_grows_with_the_length_and_the_geometric_mean_does_not():
         levels = {level: log_weight(new, torch.zeros_like(new), torch.ones(1, length), level=level) for level in LEVELS}
         close(levels["sequence_product"][0, 0], 0.005 * length, rtol=1e-9)
         close(levels["sequence_geometric"][0, 0], 0.005, rtol=1e-9)
-
-
-def test_row_counts():
-    counts = row_counts(torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]))
-    assert counts.dtype == torch.float32
-    close(counts, [2.0, 0.0, 3.0])
 
 
 TOKEN = st.tuples(st.floats(-3, 3), st.booleans())
