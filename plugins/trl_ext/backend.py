@@ -144,7 +144,6 @@ def _weights(model: str) -> Any:
 
 def _check_engine(recipe: Recipe, model: str) -> None:
     """Refuse an engine that is not here, and a rollout precision that it would not use."""
-    wanted = recipe.precision.rollout
     if recipe.rollout.engine == "transformers":
         return
     try:
@@ -153,6 +152,7 @@ def _check_engine(recipe: Recipe, model: str) -> None:
         raise TrimtabError(
             "rollout.engine: vllm is not installed; install it, set rollout.engine=transformers, or try --tiny"
         ) from None
+    wanted = recipe.precision.rollout
     stored = str(AutoConfig.from_pretrained(model).dtype).removeprefix("torch.")
     if wanted != "auto" and DTYPES[wanted] != stored:
         raise TrimtabError(f"precision.rollout: {wanted} was asked for, but vLLM takes the model's own, {stored}")

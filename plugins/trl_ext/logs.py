@@ -37,7 +37,8 @@ class RecordSteps(TrainerCallback):
             return
         step, metrics = state.global_step // self.request.recipe.updates_per_step, rename(logs)
         self.request.record(step, metrics)
-        if not math.isfinite(metrics.get("grad_norm", 0.0)):
+        # In fp16 the scaler skips an update that overflows, and goes on.
+        if not args.fp16 and not math.isfinite(metrics.get("grad_norm", 0.0)):
             raise TrimtabError(
                 f"step {step}: the gradient is not finite (grad_norm {metrics['grad_norm']}), and the weights are lost "
                 "with it; lower optimizer.lr or start anew with --fresh. An earlier checkpoint is in the run's folder, "

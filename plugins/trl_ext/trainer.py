@@ -13,6 +13,7 @@ from trimtab.diagnostics import mismatch_metrics
 from trimtab.errors import TrimtabError
 from trimtab.metrics import Metrics, combine, mean_metric, spread_metrics
 from trimtab.objective import Objective
+from trimtab.ratios import log_ratio
 from trl_ext.batch import MODEL_INPUTS, to_batch
 from trl_ext.config import TrimtabConfig
 from trl_ext.data import check_columns, check_enough, drop_long_prompts, load_prompts
@@ -205,7 +206,7 @@ class TrimtabGRPOTrainer(ResumableGRPOTrainer):
         window = self.args.steps_per_generation * self.num_iterations
         if self._step % window >= self.args.gradient_accumulation_steps:
             return {}
-        gap = (batch["log_prob"].detach() - batch["old_log_prob"]).abs()
+        gap = log_ratio(batch["log_prob"].detach(), batch["old_log_prob"], batch["response_mask"]).abs()
         return spread_metrics("on_policy_gap", gap, batch["response_mask"])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

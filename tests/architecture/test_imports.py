@@ -81,13 +81,13 @@ def test_no_relative_imports():
     assert not _offences(PRODUCT_FILES, lambda name: not name.startswith("."))
 
 
-def _python(code: str) -> None:
+def _assert_runs(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_import_trimtab_loads_the_standard_library_only():
-    _python(
+    _assert_runs(
         "import sys; before = set(sys.modules); import trimtab\n"
         "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "assert loaded <= sys.stdlib_module_names | {'trimtab'}, loaded"
@@ -95,7 +95,7 @@ def test_import_trimtab_loads_the_standard_library_only():
 
 
 def test_the_help_of_the_command_does_not_load_torch():
-    _python(
+    _assert_runs(
         "import sys; from trimtab.cli.app import main; sys.argv = ['trimtab', '--help']\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code, stop.code\n"
@@ -104,7 +104,7 @@ def test_the_help_of_the_command_does_not_load_torch():
 
 
 def test_algorithm_modules_load_no_framework_and_no_schema_library():
-    _python(
+    _assert_runs(
         "import importlib, sys\n"
         "heavy = {'trl', 'verl', 'ray', 'vllm', 'transformers', 'datasets', 'accelerate', 'pydantic', 'yaml', 'typer',"
         " 'rich', 'math_verify', 'matplotlib', 'trl_ext', 'verl_ext'}\n"

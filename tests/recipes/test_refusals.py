@@ -291,7 +291,7 @@ def test_values_that_do_not_fit_together(overrides, parts):
     ],
 )
 def test_the_same_within_bounds_loads(overrides):
-    load_recipe("dapo", overrides)
+    assert load_recipe("dapo", overrides) != load_recipe("dapo")
 
 
 def test_everything_that_is_wrong_is_said_at_once():

@@ -35,7 +35,7 @@ def test_two_steps(tmp_path, name):
         assert {"reward/mean", "loss", "kl/mean", "response_length/mean", "grad_norm"} <= set(step)
         assert step["grad_norm"] > 0
         assert step["on_policy_gap/max"] < 1e-5  # the first update's ratio is 1
-        assert 0 < step["groups/equal_rewards_share"] < 1 or step["reward/std"] > 0
+        assert step["groups/equal_rewards_share"] < 1  # some groups have mixed rewards
         assert step["mismatch/abs_diff/max"] < 1e-3
     assert ACTS.get(name, bool)(steps[-1])
     before = load_file(resolve("embedded:arithmetic").model / "model.safetensors")

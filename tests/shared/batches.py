@@ -15,7 +15,7 @@ MASK = torch.tensor(
 LOG_PROBS = ("log_prob", "old_log_prob", "rollout_log_prob", "ref_log_prob")
 
 
-def close(actual: Tensor, expected: object, *, rtol: float = 1e-6, atol: float = 1e-7) -> None:
+def assert_near(actual: Tensor, expected: object, *, rtol: float = 1e-6, atol: float = 1e-7) -> None:
     """Equal within a stated tolerance; dtypes may differ, shapes not."""
     expected = torch.as_tensor(expected, dtype=actual.dtype)
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.advantages import BASELINES, SCALES, group_advantages
 
 # Group 7: 1, 0, 0, 3: mean 1, deviations 0, -1, -1, 2, sample variance 6 / 3 = 2. Group 2: 2, 4: mean 3, variance 2.
@@ -18,39 +18,39 @@ CENTRED = [0.0, -1.0, -1.0, -1.0, 1.0, 2.0]
 
 
 def test_golden_none():
-    close(group_advantages(REWARDS, GROUPS, scale="none"), CENTRED, rtol=1e-12)
+    assert_near(group_advantages(REWARDS, GROUPS, scale="none"), CENTRED, rtol=1e-12)
 
 
 def test_golden_group_std():
     expected = [value / (math.sqrt(2) + 1e-6) for value in CENTRED]
-    close(group_advantages(REWARDS, GROUPS), expected, rtol=1e-12)
+    assert_near(group_advantages(REWARDS, GROUPS), expected, rtol=1e-12)
     expected = [value / (math.sqrt(2) + 0.5) for value in CENTRED]
-    close(group_advantages(REWARDS, GROUPS, eps=0.5), expected, rtol=1e-12)
+    assert_near(group_advantages(REWARDS, GROUPS, eps=0.5), expected, rtol=1e-12)
 
 
 def test_golden_leave_one_out():
     # Against the others: 1 - 3/3, 2 - 4, 0 - 4/3, 0 - 4/3, 4 - 2, 3 - 1/3.
     expected = [0.0, -2.0, -4 / 3, -4 / 3, 2.0, 8 / 3]
-    close(group_advantages(REWARDS, GROUPS, baseline="leave_one_out", scale="none"), expected, rtol=1e-12)
+    assert_near(group_advantages(REWARDS, GROUPS, baseline="leave_one_out", scale="none"), expected, rtol=1e-12)
 
 
 def test_golden_batch_std():
     # Of the raw rewards: mean 10/6, squares 30, variance (30 - 100/6) / 5 = 8/3; not of the centred ones (8/5).
     expected = [value / (math.sqrt(8 / 3) + 0.25) for value in CENTRED]
-    close(group_advantages(REWARDS, GROUPS, scale="batch_std", eps=0.25), expected, rtol=1e-12)
+    assert_near(group_advantages(REWARDS, GROUPS, scale="batch_std", eps=0.25), expected, rtol=1e-12)
 
 
 def test_golden_with_rewards_that_are_not_finite():
     # Group 0: 1, 3 remain, of 4. Group 1: one remains. Group 2: none.
     rewards = torch.tensor([1.0, torch.nan, 3.0, torch.inf, 5.0, -torch.inf, torch.nan], dtype=torch.float64)
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 2])
-    close(group_advantages(rewards, groups, scale="none"), [-1.0, 0.0, 1.0, 0, 0, 0, 0])
-    close(
+    assert_near(group_advantages(rewards, groups, scale="none"), [-1.0, 0.0, 1.0, 0, 0, 0, 0])
+    assert_near(
         group_advantages(rewards, groups, eps=0.5), [-1 / (math.sqrt(2) + 0.5), 0, 1 / (math.sqrt(2) + 0.5), 0, 0, 0, 0]
     )
-    close(group_advantages(rewards, groups, baseline="leave_one_out", scale="none"), [-2.0, 0, 2.0, 0, 0, 0, 0])
+    assert_near(group_advantages(rewards, groups, baseline="leave_one_out", scale="none"), [-2.0, 0, 2.0, 0, 0, 0, 0])
     # batch_std: of 1, 3, 5, so 2.
-    close(group_advantages(rewards, groups, scale="batch_std", eps=0.5), [-1 / 2.5, 0, 1 / 2.5, 0, 0, 0, 0])
+    assert_near(group_advantages(rewards, groups, scale="batch_std", eps=0.5), [-1 / 2.5, 0, 1 / 2.5, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
@@ -80,7 +80,7 @@ def test_dtypes():
     for dtype in (torch.int64, torch.bfloat16, torch.float16, torch.float32):
         result = group_advantages(REWARDS.to(dtype), GROUPS, scale="none")
         assert result.dtype == torch.float32
-        close(result, CENTRED)
+        assert_near(result, CENTRED)
     assert group_advantages(REWARDS, GROUPS).dtype == torch.float64
     assert not group_advantages(REWARDS.clone().requires_grad_(), GROUPS).requires_grad
 
@@ -119,7 +119,7 @@ def test_equals_the_statistics_module(answers, baseline, scale):
         scale=scale,
         eps=0.1,
     )
-    close(result, expected, rtol=1e-9, atol=1e-9)
+    assert_near(result, expected, rtol=1e-9, atol=1e-9)
 
 
 @settings(deadline=None, derandomize=True)
@@ -130,11 +130,11 @@ def test_order_offset_and_scale(answers, order, scale, offset, factor):
     result = group_advantages(rewards, groups, scale=scale, eps=0.0 if scale == "none" else 1e-2)
     order = torch.tensor([i for i in order if i < len(answers)])
     shuffled = group_advantages(rewards[order], groups[order], scale=scale, eps=0.0 if scale == "none" else 1e-2)
-    close(shuffled, result[order], rtol=1e-9, atol=1e-9)
+    assert_near(shuffled, result[order], rtol=1e-9, atol=1e-9)
     moved = group_advantages(rewards + offset, 10 - groups, scale=scale, eps=0.0 if scale == "none" else 1e-2)
-    close(moved, result, rtol=1e-6, atol=1e-6)
+    assert_near(moved, result, rtol=1e-6, atol=1e-6)
     scaled = group_advantages(rewards * factor, groups, scale="none")
-    close(scaled, group_advantages(rewards, groups, scale="none") * factor, rtol=1e-9, atol=1e-9)
+    assert_near(scaled, group_advantages(rewards, groups, scale="none") * factor, rtol=1e-9, atol=1e-9)
 
 
 @settings(deadline=None, derandomize=True)
@@ -143,8 +143,8 @@ def test_the_mean_baseline_is_leave_one_out_times_g_minus_1_over_g(rewards):
     x, one = torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64)
     share = (len(rewards) - 1) / len(rewards)
     left_out = group_advantages(x, one, baseline="leave_one_out", scale="none")
-    close(group_advantages(x, one, scale="none"), left_out * share, rtol=1e-9, atol=1e-9)
-    close(group_advantages(x, one).sum(), 0.0, atol=1e-6)
+    assert_near(group_advantages(x, one, scale="none"), left_out * share, rtol=1e-9, atol=1e-9)
+    assert_near(group_advantages(x, one).sum(), 0.0, atol=1e-6)
 
 
 def test_errors_name_what_is_wrong():

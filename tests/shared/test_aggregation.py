@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.aggregation import MODES, aggregate
 
 LOSS = torch.tensor([[1.0, 3.0, torch.nan], [5.0, 0.5, 0.5], [torch.inf, -torch.inf, torch.nan]])
@@ -26,13 +26,13 @@ def test_the_table_covers_every_mode():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_golden(mode):
-    close(aggregate(LOSS, MASK, mode=mode, max_length=8), GOLDEN[mode])
+    assert_near(aggregate(LOSS, MASK, mode=mode, max_length=8), GOLDEN[mode])
 
 
 def test_golden_with_row_means_that_differ():
     loss, mask = torch.tensor([[1.0, 3.0], [7.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
-    close(aggregate(loss, mask, mode="token-mean"), 11 / 3)
-    close(aggregate(loss, mask, mode="seq-mean-token-mean"), (2 + 7) / 2)
+    assert_near(aggregate(loss, mask, mode="token-mean"), 11 / 3)
+    assert_near(aggregate(loss, mask, mode="seq-mean-token-mean"), (2 + 7) / 2)
 
 
 def test_golden_with_the_denominators_of_the_step():
@@ -45,11 +45,11 @@ def test_golden_with_the_denominators_of_the_step():
         "seq-mean-token-sum-norm": 10 / 4 / 8,
     }
     for mode, value in expected.items():
-        close(aggregate(LOSS, MASK, mode=mode, **given), value)
+        assert_near(aggregate(LOSS, MASK, mode=mode, **given), value)
         tensors = {name: torch.tensor(count, dtype=torch.float64) for name, count in given.items()}
         result = aggregate(LOSS, MASK, mode=mode, **tensors)
         assert result.dtype == torch.float32 and result.dim() == 0
-        close(result, value)
+        assert_near(result, value)
 
 
 def test_nan_at_a_masked_position_stays_out_of_every_mode():
@@ -60,7 +60,7 @@ def test_nan_at_a_masked_position_stays_out_of_every_mode():
         x = loss.clone().requires_grad_()
         result = aggregate(x, mask, mode=mode, max_length=2)
         result.backward()
-        close(result.detach(), value)
+        assert_near(result.detach(), value)
         assert x.grad.isfinite().all() and x.grad[0, 1] == 0
 
 
@@ -87,14 +87,14 @@ def test_the_padded_width_is_no_part_of_the_norm():
     narrow = aggregate(LOSS, MASK, mode="seq-mean-token-sum-norm", max_length=8)
     pad = torch.nn.functional.pad
     wide = aggregate(pad(LOSS, (0, 500), value=torch.nan), pad(MASK, (0, 500)), mode=MODES[4], max_length=8)
-    close(wide, narrow)
+    assert_near(wide, narrow)
 
 
 def test_micro_batches_of_10_and_1000_tokens_do_not_count_alike():
     # Tokens of 1 in a short answer, of 0 in a long one: 10 / 1010, and not the mean of the means, 0.5.
     short, long = torch.ones(1, 10), torch.zeros(1, 1000)
     parts = [aggregate(x, torch.ones_like(x), mode="token-mean", num_tokens=1010) for x in (short, long)]
-    close(sum(parts), 10 / 1010)
+    assert_near(sum(parts), 10 / 1010)
 
 
 @st.composite
@@ -118,8 +118,8 @@ def test_the_shares_of_any_split_add_up_in_value_and_gradient(batch, mode):
     shares = [aggregate(parts[piece], mask[piece], mode=mode, **counts) for piece in pieces]
     total.backward()
     sum(shares).backward()
-    close(sum(shares).detach(), total.detach(), rtol=1e-12, atol=1e-12)
-    close(parts.grad, whole.grad, rtol=1e-12, atol=1e-12)
+    assert_near(sum(shares).detach(), total.detach(), rtol=1e-12, atol=1e-12)
+    assert_near(parts.grad, whole.grad, rtol=1e-12, atol=1e-12)
 
 
 @settings(deadline=None, derandomize=True)
@@ -140,7 +140,7 @@ def test_equals_a_loop(batch, mode):
             "seq-mean-token-sum": sum(tokens) / len(rows),
             "seq-mean-token-sum-norm": sum(tokens) / len(rows) / 7,
         }[mode]
-    close(aggregate(loss, mask, mode=mode, max_length=7), expected, rtol=1e-9, atol=1e-9)
+    assert_near(aggregate(loss, mask, mode=mode, max_length=7), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)

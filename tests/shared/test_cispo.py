@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.policy_loss import cispo
 
 # Bounds of the ratio itself: cap 1.5, floor 0.6. Columns: ratio, advantage, log-prob, loss -w A log p, gradient -w A.
@@ -41,9 +41,9 @@ def one(log_ratio, advantage=1.0, log_prob=-1.0, **keys):
 def test_golden_loss_and_gradient():
     new, old, advantages, mask, expected, gradient = row()
     loss, _ = cispo(new, old, advantages, mask, cap=1.5, floor=0.6)
-    close(loss.detach(), expected, rtol=1e-12)
+    assert_near(loss.detach(), expected, rtol=1e-12)
     loss.sum().backward()
-    close(new.grad, gradient, rtol=1e-12)
+    assert_near(new.grad, gradient, rtol=1e-12)
 
 
 def test_golden_metrics():
@@ -64,7 +64,7 @@ def test_golden_metrics():
         "nonfinite/count": 0,
     }
     for key, value in expected.items():
-        close(metrics[key], value, rtol=1e-6)
+        assert_near(metrics[key], value, rtol=1e-6)
 
 
 def test_golden_over_the_live_tokens_only():
@@ -72,8 +72,8 @@ def test_golden_over_the_live_tokens_only():
     mask[0, [1, 6]], old[0, 2] = 0, math.nan
     loss, metrics = cispo(new, old, advantages, mask, cap=1.5, floor=0.6)
     expected[0, [1, 2, 6]] = 0
-    close(loss.detach(), expected, rtol=1e-12)
-    close(metrics["weight/mean"], 4.35 / 4)
+    assert_near(loss.detach(), expected, rtol=1e-12)
+    assert_near(metrics["weight/mean"], 4.35 / 4)
     assert (metrics["clip/mean"], metrics["clip/count"], metrics["nonfinite/count"]) == (0, 4, 1)
 
 
@@ -126,8 +126,8 @@ def test_equals_the_scalar_formula(tokens, floor, cap):
     loss, _ = cispo(new, log_prob - log_r, advantage, torch.ones(log_r.shape), cap=cap, floor=floor)
     loss.sum().backward()
     weights = torch.tensor([[min(max(math.exp(r), floor), cap) for r, _, _ in tokens]], dtype=torch.float64)
-    close(loss.detach(), -weights * advantage * log_prob, rtol=1e-9, atol=1e-12)
-    close(new.grad, -weights * advantage, rtol=1e-9, atol=1e-12)
+    assert_near(loss.detach(), -weights * advantage * log_prob, rtol=1e-9, atol=1e-12)
+    assert_near(new.grad, -weights * advantage, rtol=1e-9, atol=1e-12)
 
 
 def test_gradcheck_with_the_weight_held():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.shared.batches import close, ragged_batch
+from tests.shared.batches import assert_near, ragged_batch
 from tests.shared.contract_rows import CORES, REPORTING, Batch, Core
 from trimtab.aggregation import aggregate
 from trimtab.correction import STATISTICS
@@ -92,10 +92,10 @@ def test_a_non_finite_live_token_is_removed_and_counted(core, garbage):
             assert (metrics.pop("nonfinite/count"), expected_metrics.pop("nonfinite/count")) == (1, 0)
             if core.keeps:  # the share that is kept is of all trainable tokens
                 assert (metrics.pop("kept/count"), expected_metrics.pop("kept/count")) == (18, 17)
-                close(metrics.pop("kept/mean") * 18, expected_metrics.pop("kept/mean") * 17, rtol=1e-6)
+                assert_near(metrics.pop("kept/mean") * 18, expected_metrics.pop("kept/mean") * 17, rtol=1e-6)
             same(metrics, expected_metrics, rtol=1e-6, atol=1e-7)
         # The denominator keeps it: 18 trainable tokens in the batch, removed or not.
-        close(aggregate(value, batch["response_mask"], mode="token-mean"), value.sum() / 18)
+        assert_near(aggregate(value, batch["response_mask"], mode="token-mean"), value.sum() / 18)
 
 
 @every(CORES)
@@ -145,7 +145,7 @@ def test_half_precision_inputs_are_worked_on_in_float32(core, dtype):
     same((value, metrics), (expected, expected_metrics))
     for word, gradient in gradients.items():
         assert gradient.dtype == dtype
-        close(gradient.float(), expected_gradients[word], rtol=1e-2, atol=1e-3)
+        assert_near(gradient.float(), expected_gradients[word], rtol=1e-2, atol=1e-3)
 
 
 @every([core for core in CORES if not core.keeps])
@@ -283,5 +283,5 @@ def test_the_on_policy_gradient_is_that_of_reinforce(core):
     log_prob = batch["old_log_prob"].clone().requires_grad_()
     value, metrics = core(batch | {"log_prob": log_prob})
     value.sum().backward()
-    close(log_prob.grad, -batch["advantages"][:, None] * live, rtol=1e-12, atol=1e-12)
+    assert_near(log_prob.grad, -batch["advantages"][:, None] * live, rtol=1e-12, atol=1e-12)
     assert metrics.get("clip/mean", 0) == 0

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close, ragged_batch
+from tests.shared.batches import assert_near, ragged_batch
 from trimtab.diagnostics import effective_sample_size, effective_share, mismatch_metrics
 
 LOG2 = math.log(2)
@@ -45,22 +45,22 @@ def golden():
     ],
 )
 def test_golden(key, expected):
-    close(golden()[key], expected, rtol=1e-9, atol=1e-12)
+    assert_near(golden()[key], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_chi2_of_sequences_is_of_the_rows_product_whatever_its_length():
     # 1.5 * 2 = 3 over two tokens, 1.5 * 2 * 0.5 = 1.5 over three: (9 + 2.25) / 2 - 1.
     old = torch.tensor([[1.5, 2.0, torch.nan], [1.5, 2.0, 0.5]], dtype=torch.float64).log()
     metrics = mismatch_metrics(old, torch.zeros_like(old), torch.tensor([[1, 1, 0], [1, 1, 1]]))
-    close(metrics["chi2_sequence/mean"], 11.25 / 2 - 1, rtol=1e-9)
+    assert_near(metrics["chi2_sequence/mean"], 11.25 / 2 - 1, rtol=1e-9)
 
 
 def test_a_token_that_is_not_finite_is_left_out_and_counted():
     old = torch.tensor([[-1.0, torch.nan, -2.0], [-1.0, -1.0, torch.inf]])
     rollout = torch.tensor([[-1.5, -1.0, -torch.inf], [-1.0, -1.0, -1.0]])
     metrics = mismatch_metrics(old, rollout, torch.ones(2, 3))
-    close(metrics["k1/mean"], -0.5 / 3)
-    close(metrics["chi2_sequence/mean"], (math.e - 1) / 2)
+    assert_near(metrics["k1/mean"], -0.5 / 3)
+    assert_near(metrics["chi2_sequence/mean"], (math.e - 1) / 2)
     assert (metrics["nonfinite/count"], metrics["tokens/count"], metrics["k1/count"]) == (3, 6, 3)
     assert all(metric.isfinite() for metric in metrics.values())
 
@@ -77,7 +77,7 @@ def test_far_policies_stay_finite():
         old = torch.full((2, 300), sign * 50.0)
         metrics = mismatch_metrics(old, torch.zeros(2, 300), torch.ones(2, 300))
         assert all(metric.isfinite() for metric in metrics.values())
-        close(metrics["abs_diff/mean"], 50.0)  # in nats, unclamped
+        assert_near(metrics["abs_diff/mean"], 50.0)  # in nats, unclamped
 
 
 def test_every_metric_is_a_detached_number_with_its_count():
@@ -116,11 +116,13 @@ def test_mismatch_errors_name_the_tensor():
 
 
 def test_golden_effective_sample_size():
-    close(effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 5.0]), torch.ones(4)), 64 / (4 * 28))
-    close(effective_sample_size(torch.tensor([[1.0, 5.0], [1.0, 1.0]]), torch.ones(2, 2)), 64 / (4 * 28))
-    close(effective_sample_size(torch.tensor([2.0, 9.0, 2.0]), torch.tensor([1, 0, 1])), 1.0)
-    close(effective_sample_size(torch.tensor([3.0, 0.0, 0.0, 0.0]), torch.ones(4)), 0.25)  # a zero weight counts in n
-    close(effective_sample_size(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([1, 0, 1])), 16 / (2 * 10))
+    assert_near(effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 5.0]), torch.ones(4)), 64 / (4 * 28))
+    assert_near(effective_sample_size(torch.tensor([[1.0, 5.0], [1.0, 1.0]]), torch.ones(2, 2)), 64 / (4 * 28))
+    assert_near(effective_sample_size(torch.tensor([2.0, 9.0, 2.0]), torch.tensor([1, 0, 1])), 1.0)
+    assert_near(
+        effective_sample_size(torch.tensor([3.0, 0.0, 0.0, 0.0]), torch.ones(4)), 0.25
+    )  # a zero weight counts in n
+    assert_near(effective_sample_size(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([1, 0, 1])), 16 / (2 * 10))
 
 
 def test_the_effective_sample_size_of_nothing_is_0():
@@ -138,8 +140,8 @@ def test_the_effective_sample_size_is_a_share_that_no_scale_changes(weights, sca
     x = torch.tensor(weights, dtype=torch.float64)
     share = effective_sample_size(x, torch.ones(len(weights)))
     assert 1 / len(weights) - 1e-9 <= share <= 1 + 1e-9
-    close(effective_sample_size(scale * x, torch.ones(len(weights))), share, rtol=1e-9)
-    close(effective_sample_size(torch.ones_like(x), torch.ones(len(weights))), 1.0, rtol=1e-9)
+    assert_near(effective_sample_size(scale * x, torch.ones(len(weights))), share, rtol=1e-9)
+    assert_near(effective_sample_size(torch.ones_like(x), torch.ones(len(weights))), 1.0, rtol=1e-9)
 
 
 @settings(deadline=None, derandomize=True)
@@ -147,18 +149,18 @@ def test_the_effective_sample_size_is_a_share_that_no_scale_changes(weights, sca
 def test_sums_of_parts_give_the_share_of_the_whole(parts):
     whole = torch.tensor(sum(parts, []), dtype=torch.float64)
     sums = [torch.tensor([sum(p), sum(x * x for x in p), len(p)], dtype=torch.float64) for p in parts]
-    close(effective_share(*sum(sums)), effective_sample_size(whole, torch.ones(len(whole))), rtol=1e-9)
+    assert_near(effective_share(*sum(sums)), effective_sample_size(whole, torch.ones(len(whole))), rtol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e20, 1e-25])
 def test_the_share_does_not_depend_on_the_scale(scale):
-    close(effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 5.0]) * scale, torch.ones(4)), 64 / 112, rtol=1e-6)
+    assert_near(effective_sample_size(torch.tensor([1.0, 1.0, 1.0, 5.0]) * scale, torch.ones(4)), 64 / 112, rtol=1e-6)
 
 
 def test_effective_sample_size_refuses_a_mask_that_does_not_broadcast():
     for mask in (torch.ones(4), torch.ones(2, 3)):
         with pytest.raises(ValueError, match="does not broadcast"):
             effective_sample_size(torch.ones(3), mask)
-    close(effective_sample_size(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([[True], [False]])), 9 / 10)
+    assert_near(effective_sample_size(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([[True], [False]])), 9 / 10)
     assert effective_sample_size(torch.ones(3, dtype=torch.bfloat16), torch.ones(3)).dtype == torch.float32
     assert not effective_sample_size(torch.ones(3, requires_grad=True), torch.ones(3)).requires_grad

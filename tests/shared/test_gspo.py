@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close, from_ratios, ragged_batch
+from tests.shared.batches import assert_near, from_ratios, ragged_batch
 from trimtab.aggregation import aggregate
 from trimtab.policy_loss import gspo, gspo_token
 
@@ -36,11 +36,11 @@ def golden():
 def test_golden_loss_and_gradient():
     new, old, mask, _, advantages, expected, gradient = golden()
     loss, _ = gspo(new, old, advantages, mask, **BOUNDS)
-    close(loss.detach(), expected[:, None].expand(-1, 2), rtol=1e-12)
+    assert_near(loss.detach(), expected[:, None].expand(-1, 2), rtol=1e-12)
     total = aggregate(loss, mask, mode="seq-mean-token-mean")
-    close(total.detach(), expected.mean(), rtol=1e-12)
+    assert_near(total.detach(), expected.mean(), rtol=1e-12)
     total.backward()
-    close(new.grad, (gradient / 2 / len(GOLDEN))[:, None].expand(-1, 2), rtol=1e-12, atol=1e-15)
+    assert_near(new.grad, (gradient / 2 / len(GOLDEN))[:, None].expand(-1, 2), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("core", [gspo, gspo_token])
@@ -59,7 +59,7 @@ def test_golden_metrics(core):
         "nonfinite/count": 0,
     }
     for key, value in expected.items():
-        close(metrics[key], value, rtol=1e-6)
+        assert_near(metrics[key], value, rtol=1e-6)
 
 
 def test_golden_token_form():
@@ -67,11 +67,11 @@ def test_golden_token_form():
     new, old = from_ratios([[2.42, 0.5], [3.2, 0.8], [0.4, 1.6]])
     advantages = torch.tensor([[2.0, -1.0], [2.0, -1.0], [3.0, -1.0]], dtype=torch.float64)
     loss, metrics = gspo_token(new, old, advantages, torch.ones(3, 2), **BOUNDS)
-    close(loss.detach(), [[-2.2, 1.1], [-2.5, 1.6], [-2.4, 0.9]], rtol=1e-12)
+    assert_near(loss.detach(), [[-2.2, 1.1], [-2.5, 1.6], [-2.4, 0.9]], rtol=1e-12)
     loss.sum().backward()
-    close(new.grad, [[-2.2, 1.1], [0.0, 1.6], [-2.4, 0.0]], rtol=1e-12, atol=1e-12)
-    close(metrics["clip_high/mean"], 1 / 6)
-    close(metrics["clip_low/mean"], 1 / 6)
+    assert_near(new.grad, [[-2.2, 1.1], [0.0, 1.6], [-2.4, 0.0]], rtol=1e-12, atol=1e-12)
+    assert_near(metrics["clip_high/mean"], 1 / 6)
+    assert_near(metrics["clip_low/mean"], 1 / 6)
 
 
 def test_the_ratio_is_over_the_live_tokens_only():
@@ -80,10 +80,10 @@ def test_the_ratio_is_over_the_live_tokens_only():
     new, old = from_ratios([[2.42, nan, 0.5, nan], [2.42, 0.5, 9.0, 0.01]])
     mask = torch.tensor([[1, 0, 1, 0], [1, 1, 0, 0]])
     loss, _ = gspo(new, old, torch.tensor([2.0, 2.0]), mask, **BOUNDS)
-    close(loss.detach(), [[-2.2, 0.0, -2.2, 0.0], [-2.2, -2.2, 0.0, 0.0]], rtol=1e-12)
+    assert_near(loss.detach(), [[-2.2, 0.0, -2.2, 0.0], [-2.2, -2.2, 0.0, 0.0]], rtol=1e-12)
     # A token that is removed leaves the mean too: 2.42 alone is clipped.
     new, old = from_ratios([[1.21, nan]])
-    close(gspo(new, old, torch.tensor([2.0]), torch.ones(1, 2), **BOUNDS)[0].detach(), [[-2.42, 0.0]], rtol=1e-12)
+    assert_near(gspo(new, old, torch.tensor([2.0]), torch.ones(1, 2), **BOUNDS)[0].detach(), [[-2.42, 0.0]], rtol=1e-12)
 
 
 def test_the_advantage_is_the_mean_over_live_tokens():
@@ -92,12 +92,12 @@ def test_the_advantage_is_the_mean_over_live_tokens():
     mask = torch.tensor([[1, 1, 0, 0]])
     for garbage in (10.0, math.nan, math.inf):
         advantages = torch.tensor([[1.0, 1.0, garbage, garbage]])
-        close(gspo(new, old, advantages, mask, **BOUNDS)[0].detach(), [[-1.1, -1.1, 0.0, 0.0]])
+        assert_near(gspo(new, old, advantages, mask, **BOUNDS)[0].detach(), [[-1.1, -1.1, 0.0, 0.0]])
     # 3 and 1 make 2; a token without an advantage is removed, with its ratio: (1.1 * 1.1) ** (1 / 2).
-    close(gspo(new, old, torch.tensor([[3.0, 1.0, 9.0, 9.0]]), mask, **BOUNDS)[0].detach()[0, :2], [-2.2, -2.2])
+    assert_near(gspo(new, old, torch.tensor([[3.0, 1.0, 9.0, 9.0]]), mask, **BOUNDS)[0].detach()[0, :2], [-2.2, -2.2])
     new, old = from_ratios([[1.1, 9.0, 1.1]])
     loss, metrics = gspo(new, old, torch.tensor([[3.0, math.nan, 1.0]]), torch.ones(1, 3), **BOUNDS)
-    close(loss.detach(), [[-2.2, 0.0, -2.2]])
+    assert_near(loss.detach(), [[-2.2, 0.0, -2.2]])
     assert metrics["nonfinite/count"] == 1
 
 
@@ -119,7 +119,7 @@ def test_the_defaults_are_those_of_the_paper(core):
     # s is 1.00035, within 4e-4 of 1, and 0.99965, beyond 3e-4.
     new, old = from_ratios([[1.00035, 1.00035], [0.99965, 0.99965]])
     loss, metrics = core(new, old, torch.tensor([1.0, -1.0]), torch.ones(2, 2))
-    close(loss.detach(), [[-1.00035] * 2, [0.9997] * 2], rtol=1e-9)
+    assert_near(loss.detach(), [[-1.00035] * 2, [0.9997] * 2], rtol=1e-9)
     assert (metrics["clip_high/mean"], metrics["clip_low/mean"]) == (0, 0.5)
 
 
@@ -129,7 +129,7 @@ def test_an_answer_of_a_hundred_tokens_weighs_as_much_as_one_of_ten():
     new = torch.zeros(2, 100, dtype=torch.float64, requires_grad=True)
     loss, _ = gspo(new, torch.zeros(2, 100), torch.tensor([1.0, 1.0]), mask)
     aggregate(loss, mask, mode="seq-mean-token-mean").backward()
-    close(new.grad.sum(dim=1), [-0.5, -0.5], rtol=1e-12)
+    assert_near(new.grad.sum(dim=1), [-0.5, -0.5], rtol=1e-12)
 
 
 def test_a_far_answer_with_a_negative_advantage_is_pulled_back():
@@ -139,12 +139,12 @@ def test_a_far_answer_with_a_negative_advantage_is_pulled_back():
         new = drift.clone().requires_grad_()
         loss, _ = core(new, torch.zeros(1, 2), torch.tensor([-2.0]), torch.ones(1, 2))
         loss.sum().backward()
-        close(loss.detach(), [[2 * 81 * math.exp(20)] * 2], rtol=1e-9)
-        close(new.grad, [[2 * slope * math.exp(20)] * 2], rtol=1e-9)
+        assert_near(loss.detach(), [[2 * 81 * math.exp(20)] * 2], rtol=1e-9)
+        assert_near(new.grad, [[2 * slope * math.exp(20)] * 2], rtol=1e-9)
     # +30 and -30 nats make s = 1: exponents are bounded after the mean.
     new = torch.tensor([[30.0, -30.0]], dtype=torch.float64)
     for core in (gspo, gspo_token):
-        close(core(new, torch.zeros(1, 2), torch.tensor([2.0]), torch.ones(1, 2))[0], [[-2.0, -2.0]], rtol=1e-12)
+        assert_near(core(new, torch.zeros(1, 2), torch.tensor([2.0]), torch.ones(1, 2))[0], [[-2.0, -2.0]], rtol=1e-12)
 
 
 @settings(deadline=None, derandomize=True)
@@ -177,7 +177,7 @@ def test_equals_the_scalar_formula(log_ratios, advantage, low, high):
     a = torch.tensor([advantage], dtype=torch.float64)
     for core in (gspo, gspo_token):
         loss, _ = core(new, torch.zeros_like(new), a, torch.ones(new.shape), clip_low=low, clip_high=high)
-        close(loss, [[-objective] * len(log_ratios)], rtol=1e-9, atol=1e-12)
+        assert_near(loss, [[-objective] * len(log_ratios)], rtol=1e-9, atol=1e-12)
 
 
 def test_gradcheck():
@@ -197,7 +197,7 @@ def test_gradcheck_of_the_token_form_with_its_ratio_held():
     assert torch.autograd.gradcheck(held, (new,))
     loss, _ = gspo_token(new, old, advantages, mask, **BOUNDS)
     expected = torch.autograd.grad(held(new).sum(), new)[0]
-    close(torch.autograd.grad(loss.sum(), new)[0], expected, rtol=1e-9, atol=1e-12)
+    assert_near(torch.autograd.grad(loss.sum(), new)[0], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("core", [gspo, gspo_token])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.kl import ESTIMATORS, k3_estimate, kl_penalty
 
 E20 = math.exp(20)
@@ -33,26 +33,26 @@ def test_golden():
     d = math.log(2)
     for estimator, value, gradient in (("k1", -d, 1.0), ("k2", d * d / 2, -d), ("k3", 1 - d, -1.0)):
         result = penalty(-1.0 - d, -1.0, estimator)
-        close(result[0], value, rtol=1e-12)
-        close(result[1], gradient, rtol=1e-12)
+        assert_near(result[0], value, rtol=1e-12)
+        assert_near(result[1], gradient, rtol=1e-12)
     # The other way round, d = -log 2: 1/2 - 1 + log 2, gradient 1 - 1/2.
     value, gradient = penalty(-1.0, -1.0 - d, "k3")
-    close(value, d - 0.5, rtol=1e-12)
-    close(gradient, 0.5, rtol=1e-12)
+    assert_near(value, d - 0.5, rtol=1e-12)
+    assert_near(gradient, 0.5, rtol=1e-12)
 
 
 def test_golden_unbiased():
     # Ratio current/old = 3, d = log 2: 3 (1 - log 2), and the gradient of ratio * k3 is 3 (k3 - 1) = -3 log 2.
     d = math.log(2)
     value, gradient = penalty(-1.0 - d, -1.0, "unbiased", old=-1.0 - d - math.log(3))
-    close(value, 3 * (1 - d), rtol=1e-12)
-    close(gradient, -3 * d, rtol=1e-12)
+    assert_near(value, 3 * (1 - d), rtol=1e-12)
+    assert_near(gradient, -3 * d, rtol=1e-12)
 
 
 def test_the_default_is_k3_and_masked_tokens_cost_nothing():
     log_prob, ref = torch.tensor([[0.0, torch.nan, -1.0, -2.0]]), torch.tensor([[-math.log(2), 0.0, torch.inf, -2.0]])
     result = kl_penalty(log_prob, ref, torch.tensor([[1, 0, 1, 1]]))
-    close(result, [[math.log(2) - 0.5, 0.0, 0.0, 0.0]])
+    assert_near(result, [[math.log(2) - 0.5, 0.0, 0.0, 0.0]])
 
 
 def test_a_token_that_only_the_old_policy_cannot_rate_is_removed_from_unbiased_alone():
@@ -60,22 +60,22 @@ def test_a_token_that_only_the_old_policy_cannot_rate_is_removed_from_unbiased_a
     old = torch.tensor([[-1.0, torch.nan]])
     result = kl_penalty(log_prob, ref, torch.ones(1, 2), estimator="unbiased", old_log_prob=old)
     result.sum().backward()
-    close(result.detach(), [[math.exp(-1), 0.0]])  # d = -1: exp(-1) - 1 + 1
-    close(log_prob.grad, [[1.0, 0.0]])
-    close(kl_penalty(log_prob.detach(), ref, torch.ones(1, 2), old_log_prob=old), [[math.exp(-1)] * 2])
+    assert_near(result.detach(), [[math.exp(-1), 0.0]])  # d = -1: exp(-1) - 1 + 1
+    assert_near(log_prob.grad, [[1.0, 0.0]])
+    assert_near(kl_penalty(log_prob.detach(), ref, torch.ones(1, 2), old_log_prob=old), [[math.exp(-1)] * 2])
 
 
 def test_a_reference_100_nats_above_overflows_in_no_estimator():
     # https://github.com/huggingface/trl/issues/3015: ref 0, policy -100 gave inf, with a gradient of -inf.
     # By the tangent: exp(20) (1 + 80) - 1 - 100, slope 1 - exp(20).
     value, gradient = penalty(-100.0, 0.0, "k3")
-    close(value, 81 * E20 - 101, rtol=1e-9)
-    close(gradient, 1 - E20, rtol=1e-9)
+    assert_near(value, 81 * E20 - 101, rtol=1e-9)
+    assert_near(gradient, 1 - E20, rtol=1e-9)
     value, gradient = penalty(0.0, -100.0, "k3")
-    close(value, 99.0, rtol=1e-9)
-    close(gradient, 1.0, rtol=1e-9)
-    close(torch.stack(penalty(-100.0, 0.0, "k2")), [5000.0, -100.0])
-    close(torch.stack(penalty(-100.0, 0.0, "k1")), [-100.0, 1.0])
+    assert_near(value, 99.0, rtol=1e-9)
+    assert_near(gradient, 1.0, rtol=1e-9)
+    assert_near(torch.stack(penalty(-100.0, 0.0, "k2")), [5000.0, -100.0])
+    assert_near(torch.stack(penalty(-100.0, 0.0, "k1")), [-100.0, 1.0])
 
 
 @pytest.mark.parametrize("old", [-100.0, -90.0, -130.0, -60.0, 0.0])
@@ -86,7 +86,7 @@ def test_unbiased_pulls_towards_the_reference_however_far_it_is(log_prob, old):
         value, gradient = penalty(log_prob, ref, "unbiased", old=old)
         update = log_prob - old
         ratio = math.exp(min(update, 20)) * (1 + max(update - 20, 0))
-        close(gradient, -ratio * (ref - log_prob), rtol=1e-9, atol=0)
+        assert_near(gradient, -ratio * (ref - log_prob), rtol=1e-9, atol=0)
         assert value.isfinite() and value > 0
 
 
@@ -95,19 +95,19 @@ def test_unbiased_pulls_towards_the_reference_however_far_it_is(log_prob, old):
 def test_k3_is_never_negative_and_equals_its_formula(d):
     value = k3_estimate(torch.tensor(d, dtype=torch.float64))
     assert value >= 0
-    close(value, math.expm1(d) - d, rtol=1e-9, atol=1e-15)
+    assert_near(value, math.expm1(d) - d, rtol=1e-9, atol=1e-15)
     assert k3_estimate(torch.tensor(d, dtype=torch.float32)) >= -1e-12
 
 
 def test_k3_keeps_its_digits_where_the_policies_almost_agree():
     # exp(d) - 1 - d in float32 at d = 1e-3 has an error of 1e-7, a fifth of the value, 5e-7.
     value = k3_estimate(torch.tensor([1e-3, -1e-3]))
-    close(value, [5.001667e-07, 4.998334e-07], rtol=1e-3, atol=0)
+    assert_near(value, [5.001667e-07, 4.998334e-07], rtol=1e-3, atol=0)
 
 
 def test_k3_continues_as_its_tangent():
     value = k3_estimate(torch.tensor([20.0, 21.0, 30.0], dtype=torch.float64))
-    close(value, [E20 - 21, 2 * E20 - 22, 11 * E20 - 31], rtol=1e-12)
+    assert_near(value, [E20 - 21, 2 * E20 - 22, 11 * E20 - 31], rtol=1e-12)
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
@@ -129,9 +129,9 @@ def test_what_the_estimators_estimate(logits, ref_logits):
         )
         expectation = (p * tokens[0]).sum()
         if estimator != "k2":
-            close(expectation.detach(), towards_ref.detach(), rtol=1e-9, atol=1e-12)
+            assert_near(expectation.detach(), towards_ref.detach(), rtol=1e-9, atol=1e-12)
         (gradient,) = torch.autograd.grad(expectation, logits, retain_graph=True)
-        close(gradient, gradients[estimator].double(), rtol=1e-9, atol=1e-9)
+        assert_near(gradient, gradients[estimator].double(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

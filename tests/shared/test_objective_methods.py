@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close, ragged_batch
+from tests.shared.batches import assert_near, ragged_batch
 from trimtab.aggregation import MODES
 from trimtab.metrics import combine
 from trimtab.objective import Objective
@@ -51,9 +51,9 @@ def test_three_of_five_are_rejected_and_the_denominator_is_the_one_that_is_state
     aggregation = {"mode": "token-mean", "denominator": denominator}
     objective = Objective(surrogate=CLIP, masks=[BAND], aggregation=aggregation)
     loss, gradient, metrics = loss_and_gradient(objective, batch)
-    close(loss, -2 * (1.1 + 0.9) / count, rtol=1e-9)  # a mask keeps; it does not weigh
-    close(gradient, [[-2.2 / count, 0.0, 0.0, 0.0, -1.8 / count]], rtol=1e-9)
-    close(metrics["masks/rejection/kept/mean"], 2 / 5)
+    assert_near(loss, -2 * (1.1 + 0.9) / count, rtol=1e-9)  # a mask keeps; it does not weigh
+    assert_near(gradient, [[-2.2 / count, 0.0, 0.0, 0.0, -1.8 / count]], rtol=1e-9)
+    assert_near(metrics["masks/rejection/kept/mean"], 2 / 5)
     totals = objective.totals(batch)
     assert (totals["tokens"], totals["kept_tokens"], totals["sequences"], totals["kept_sequences"]) == (5, 2, 1, 1)
 
@@ -81,7 +81,7 @@ def test_a_rejected_answer_leaves_the_kept_denominator_only(mode, denominator, e
     mask = {"name": "rejection", "statistic": "sequence_product", "low": 0.6, "high": 3.0}
     aggregation = {"mode": mode, "denominator": denominator, "max_length": 10}
     loss, gradient, _ = loss_and_gradient(Objective(surrogate=CLIP, masks=[mask], aggregation=aggregation), batch)
-    close(loss, expected, rtol=1e-9)
+    assert_near(loss, expected, rtol=1e-9)
     assert (gradient[1] == 0).all() and gradient.isfinite().all()
 
 
@@ -97,8 +97,8 @@ def test_a_mask_and_a_weight_act_together():
                 aggregation={"mode": "token-mean", "denominator": denominator},
             )
             loss, gradient, metrics = loss_and_gradient(objective, batch)
-            close(loss, (-1.6 - 3.6) / count, rtol=1e-9)
-            close(gradient, [[0.0, -1.6 / count, 0.0, -3.6 / count]], rtol=1e-9)
+            assert_near(loss, (-1.6 - 3.6) / count, rtol=1e-9)
+            assert_near(gradient, [[0.0, -1.6 / count, 0.0, -3.6 / count]], rtol=1e-9)
     assert metrics["masks/rejection_2/kept/mean"] == 1 and metrics["weights/importance/outside/mean"] == 0.25
     # Weight and mask each drop one that the other keeps: 0.4 by the weight's bound, 3 by the mask's.
     wide = [{"name": "rejection", "statistic": "token_ratio", "high": 2.0}]
@@ -112,7 +112,7 @@ def test_a_penalty_acts_on_what_a_mask_drops():
     for denominator, count in (("original", 2), ("kept", 1)):
         aggregation = {"mode": "token-mean", "denominator": denominator}
         objective = Objective(surrogate=CLIP, masks=[BAND], penalties=[penalty], aggregation=aggregation)
-        close(loss_and_gradient(objective, batch)[0], -2.0 / count - 0.5 * 0.1, rtol=1e-9)
+        assert_near(loss_and_gradient(objective, batch)[0], -2.0 / count - 0.5 * 0.1, rtol=1e-9)
 
 
 @pytest.mark.parametrize("denominator", ["original", "kept"])
@@ -145,8 +145,8 @@ def test_gspo_with_a_rejected_answer_by_hand():
     for denominator, count in (("original", 3), ("kept", 2)):
         aggregation = {"mode": "seq-mean-token-mean", "denominator": denominator}
         loss, gradient, _ = loss_and_gradient(Objective(surrogate=GSPO, masks=[mask], aggregation=aggregation), batch)
-        close(loss, (-2.2 + 0.9) / count, rtol=1e-9)
-        close(gradient, [[-1.1 / count] * 2, [0.0, 0.0], [0.0, 0.0]], rtol=1e-9, atol=1e-12)
+        assert_near(loss, (-2.2 + 0.9) / count, rtol=1e-9)
+        assert_near(gradient, [[-1.1 / count] * 2, [0.0, 0.0], [0.0, 0.0]], rtol=1e-9, atol=1e-12)
 
 
 def test_a_token_that_the_weight_drops_costs_a_sequence_surrogate_nothing():
@@ -156,7 +156,7 @@ def test_a_token_that_the_weight_drops_costs_a_sequence_surrogate_nothing():
     for denominator, count in (("original", 2), ("kept", 1)):
         aggregation = {"mode": "seq-mean-token-mean", "denominator": denominator}
         objective = Objective(surrogate=GSPO, weights=[ICEPOP], aggregation=aggregation)
-        close(loss_and_gradient(objective, batch)[0], -2.2 * 1.5 / count, rtol=1e-9)
+        assert_near(loss_and_gradient(objective, batch)[0], -2.2 * 1.5 / count, rtol=1e-9)
 
 
 @pytest.mark.parametrize("surrogate", [GSPO, {**GSPO, "name": "gspo_token"}, CLIP])
@@ -167,7 +167,7 @@ def test_the_level_of_a_weight_does_not_follow_the_surrogates(surrogate):
     for level, expected in (("token", 0.0596 ** (1 / 9000)), ("sequence_product", 0.0596)):
         weight = {"name": "importance", "level": level, "high": 2.0}
         _, metrics = Objective(surrogate=surrogate, weights=[weight], aggregation=PER_ROW)(batch)
-        close(metrics["weights/importance/weight/mean"], expected, rtol=1e-6)
+        assert_near(metrics["weights/importance/weight/mean"], expected, rtol=1e-6)
 
 
 # Anchors.
@@ -185,7 +185,7 @@ def test_bypass_counts_current_over_rollout(surrogate):
     recompute = Objective(surrogate=surrogate, aggregation=TOKEN_MEAN)
     found, expected = (loss_and_gradient(*pair) for pair in ((bypass, without), (recompute, total)))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    close(found[2]["surrogate/ratio/mean"], 1.8, rtol=1e-9)
+    assert_near(found[2]["surrogate/ratio/mean"], 1.8, rtol=1e-9)
 
 
 def test_bypassed_cispo_by_hand():
@@ -193,7 +193,7 @@ def test_bypassed_cispo_by_hand():
     batch = batch_of([[1.2, 0.9]], [[1.5, 4.0]], [2.0])
     for anchor, weights in (("bypass", (1.8, 2.5)), ("recompute", (1.2, 0.9))):
         objective = Objective(surrogate=CISPO, aggregation=TOKEN_MEAN, old_log_prob=anchor)
-        close(loss_and_gradient(objective, batch)[1], [[-weight * 2 / 2 for weight in weights]], rtol=1e-9)
+        assert_near(loss_and_gradient(objective, batch)[1], [[-weight * 2 / 2 for weight in weights]], rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gspo_token", "cispo", "minpro", "sapo"])

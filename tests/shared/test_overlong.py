@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.rewards import overlong_penalty
 
 
@@ -13,19 +13,21 @@ def test_golden_of_the_paper():
     # L = 20480, c = 4096: free to 16384, half way 18432, -1 from 20480 on.
     lengths = torch.tensor([0, 16384, 16385, 18432, 20479, 20480, 20481, 100_000])
     expected = [0.0, 0.0, -1 / 4096, -0.5, -4095 / 4096, -1.0, -1.0, -1.0]
-    close(overlong_penalty(lengths, max_length=20480, buffer=4096), expected, rtol=0, atol=0)
+    assert_near(overlong_penalty(lengths, max_length=20480, buffer=4096), expected, rtol=0, atol=0)
 
 
 def test_the_buffer_starts_before_the_limit_of_the_response():
     # https://github.com/NovaSky-AI/SkyRL/pull/755: L = 4096, c = 1024 starts at 3072.
     lengths = torch.tensor([3071, 3072, 3073, 3584, 4096])
-    close(overlong_penalty(lengths, max_length=4096, buffer=1024), [0.0, 0.0, -1 / 1024, -0.5, -1.0], rtol=0, atol=0)
+    assert_near(
+        overlong_penalty(lengths, max_length=4096, buffer=1024), [0.0, 0.0, -1 / 1024, -0.5, -1.0], rtol=0, atol=0
+    )
 
 
 def test_a_buffer_of_0_is_the_hard_limit_and_of_the_whole_length_a_ramp():
     lengths = torch.tensor([0, 9, 10, 11])
-    close(overlong_penalty(lengths, max_length=10, buffer=0), [0.0, 0.0, 0.0, -1.0], rtol=0, atol=0)
-    close(overlong_penalty(lengths, max_length=10, buffer=10), [0.0, -0.9, -1.0, -1.0])
+    assert_near(overlong_penalty(lengths, max_length=10, buffer=0), [0.0, 0.0, 0.0, -1.0], rtol=0, atol=0)
+    assert_near(overlong_penalty(lengths, max_length=10, buffer=10), [0.0, -0.9, -1.0, -1.0])
 
 
 def test_the_result_is_float32_and_holds_no_negative_zero():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.policy_loss import ppo_clip
 
 # Bounds 0.2 and 0.28, so [0.8, 1.28]. Columns: ratio, advantage, loss, gradient of log_prob, and which clip acts.
@@ -36,9 +36,9 @@ def row(golden=GOLDEN, dtype=torch.float64):
 def test_golden_loss_and_gradient():
     new, old, advantages, mask, expected, gradient = row()
     loss, _ = ppo_clip(new, old, advantages, mask, clip_low=0.2, clip_high=0.28)
-    close(loss.detach(), [expected], rtol=1e-12)
+    assert_near(loss.detach(), [expected], rtol=1e-12)
     loss.sum().backward()
-    close(new.grad, [gradient], rtol=1e-12, atol=1e-12)
+    assert_near(new.grad, [gradient], rtol=1e-12, atol=1e-12)
 
 
 def test_golden_metrics():
@@ -57,7 +57,7 @@ def test_golden_metrics():
         "ratio/count": 10.0,
     }
     for key, value in expected.items():
-        close(metrics[key], value, rtol=1e-6)
+        assert_near(metrics[key], value, rtol=1e-6)
     assert "dual_clip/mean" not in metrics
 
 
@@ -68,11 +68,11 @@ def test_golden_dual_clip():
     expected, gradient = list(expected), list(gradient)
     expected[8], gradient[8] = 3.0, 0.0
     loss, metrics = ppo_clip(new, old, advantages, mask, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
-    close(loss.detach(), [expected], rtol=1e-12)
+    assert_near(loss.detach(), [expected], rtol=1e-12)
     loss.sum().backward()
-    close(new.grad, [gradient], rtol=1e-12, atol=1e-12)
-    close(metrics["dual_clip/mean"], 2 / 13)
-    close(metrics["dual_clip/count"], 13.0)
+    assert_near(new.grad, [gradient], rtol=1e-12, atol=1e-12)
+    assert_near(metrics["dual_clip/mean"], 2 / 13)
+    assert_near(metrics["dual_clip/count"], 13.0)
 
 
 def test_golden_over_the_live_tokens_only():
@@ -83,9 +83,9 @@ def test_golden_over_the_live_tokens_only():
     loss, metrics = ppo_clip(new, old, advantages, mask, clip_low=0.2, clip_high=0.28)
     expected = torch.tensor([expected])
     expected[0, [3, 5, 8]] = 0
-    close(loss.detach(), expected)
+    assert_near(loss.detach(), expected)
     for key, value in {"clip_low/mean": 1 / 7, "clip_high/mean": 0, "clip/mean": 1 / 7, "ratio/max": 1.5}.items():
-        close(metrics[key], value)
+        assert_near(metrics[key], value)
     assert (metrics["tokens/count"], metrics["nonfinite/count"], metrics["clip/count"]) == (8, 1, 7)
 
 
@@ -94,7 +94,7 @@ def test_the_defaults_are_0_2_both_ways_and_no_dual_clip():
     implied, _ = ppo_clip(new, old, advantages, mask)
     stated, _ = ppo_clip(new, old, advantages, mask, clip_low=0.2, clip_high=0.2, dual_clip=None)
     torch.testing.assert_close(implied, stated, rtol=0, atol=0)
-    close(implied[0, [2, 3, 8]].detach(), [-2.4, -2.4, 4.0])
+    assert_near(implied[0, [2, 3, 8]].detach(), [-2.4, -2.4, 4.0])
 
 
 def test_a_token_on_a_bound_is_not_counted_as_clipped():
@@ -110,8 +110,8 @@ def test_a_far_token_with_a_negative_advantage_is_pulled_back_hard():
     new = torch.tensor([[100.0]], dtype=torch.float64, requires_grad=True)
     loss, _ = ppo_clip(new, torch.zeros(1, 1), torch.tensor([-2.0]), torch.ones(1, 1))
     loss.backward()
-    close(loss.detach(), [[2 * 81 * math.exp(20)]], rtol=1e-9)
-    close(new.grad, [[2 * math.exp(20)]], rtol=1e-9)
+    assert_near(loss.detach(), [[2 * 81 * math.exp(20)]], rtol=1e-9)
+    assert_near(new.grad, [[2 * math.exp(20)]], rtol=1e-9)
 
 
 @settings(deadline=None, derandomize=True)
@@ -130,7 +130,7 @@ def test_equals_the_scalar_formula(log_r, advantage, low, high, dual):
     new, zero = torch.tensor([[log_r]], dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     a = torch.tensor([advantage], dtype=torch.float64)
     loss, _ = ppo_clip(new, zero, a, torch.ones(1, 1), clip_low=low, clip_high=high, dual_clip=dual)
-    close(loss, [[-objective]], rtol=1e-9, atol=1e-12)
+    assert_near(loss, [[-objective]], rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, derandomize=True)
@@ -143,7 +143,7 @@ def test_the_loss_is_an_upper_bound_and_scales_with_the_advantage(log_ratios, ad
         loss, _ = ppo_clip(new, zero, a, mask, clip_low=bound, clip_high=2 * bound)
         assert (loss >= -new.exp() * a - 1e-12).all()
         twice, _ = ppo_clip(new, zero, 2 * a, mask, clip_low=bound, clip_high=2 * bound)
-        close(twice, 2 * loss, rtol=1e-12)
+        assert_near(twice, 2 * loss, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dual_clip", [None, 3.0])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.ratios import LEVELS, log_ratio, log_weight
 
 
@@ -22,7 +22,7 @@ def test_golden_log_ratio():
     new = torch.tensor([[-1.0, -2.0, torch.nan, -3.0]])
     old = torch.tensor([[-1.5, -0.5, -1.0, -torch.inf]])
     # -1 + 1.5; -2 + 0.5; removed; masked
-    close(log_ratio(new, old, torch.tensor([[1, 1, 1, 0]])), [[0.5, -1.5, 0.0, 0.0]])
+    assert_near(log_ratio(new, old, torch.tensor([[1, 1, 1, 0]])), [[0.5, -1.5, 0.0, 0.0]])
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_golden_log_ratio():
     ],
 )
 def test_golden_levels(level, expected):
-    close(weight([0.9, 1.2, 0.5, 1.1], level), [expected], rtol=1e-12)
+    assert_near(weight([0.9, 1.2, 0.5, 1.1], level), [expected], rtol=1e-12)
 
 
 def test_golden_prefix_min_where_no_earlier_ratio_is_below_1():
     # The empty prefix counts as 1, so that 3 and 2 do not enter as a minimum of 2.
-    close(weight([3.0, 2.0, 4.0], "prefix_min"), [[3.0, 2.0, 4.0]], rtol=1e-12)
-    close(weight([3.0, 0.5, 4.0, 0.8, 2.0], "prefix_min"), [[3.0, 0.5, 2.0, 0.4, 1.0]], rtol=1e-12)
+    assert_near(weight([3.0, 2.0, 4.0], "prefix_min"), [[3.0, 2.0, 4.0]], rtol=1e-12)
+    assert_near(weight([3.0, 0.5, 4.0, 0.8, 2.0], "prefix_min"), [[3.0, 0.5, 2.0, 0.4, 1.0]], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_golden_levels_over_the_live_tokens_only(level, expected, removed):
     result = log_weight(new, old, mask, level=level)
     assert result[0, 1] == 0 and result[0, 4] == 0
     live = torch.tensor([True, False, True, True, False])
-    close(result[0, live].exp(), torch.tensor(expected)[live].double(), rtol=1e-6)
+    assert_near(result[0, live].exp(), torch.tensor(expected)[live].double(), rtol=1e-6)
 
 
 def test_no_level_is_clamped():
@@ -77,17 +77,17 @@ def test_no_level_is_clamped():
     for sign in (1, -1):
         new = torch.full((1, 300), sign * math.log(0.7), dtype=torch.float64)
         product = log_weight(new, torch.zeros_like(new), torch.ones(1, 300), level="sequence_product")
-        close(product[0, 0], sign * 300 * math.log(0.7), rtol=1e-12)
+        assert_near(product[0, 0], sign * 300 * math.log(0.7), rtol=1e-12)
     new = torch.tensor([[100.0, -100.0]])
-    close(log_ratio(new, torch.zeros(1, 2), torch.ones(1, 2)), [[100.0, -100.0]])
+    assert_near(log_ratio(new, torch.zeros(1, 2), torch.ones(1, 2)), [[100.0, -100.0]])
 
 
 def test_the_product_grows_with_the_length_and_the_geometric_mean_does_not():
     for length in (10, 1000):
         new = torch.full((1, length), 0.005, dtype=torch.float64)
         levels = {level: log_weight(new, torch.zeros_like(new), torch.ones(1, length), level=level) for level in LEVELS}
-        close(levels["sequence_product"][0, 0], 0.005 * length, rtol=1e-9)
-        close(levels["sequence_geometric"][0, 0], 0.005, rtol=1e-9)
+        assert_near(levels["sequence_product"][0, 0], 0.005 * length, rtol=1e-9)
+        assert_near(levels["sequence_geometric"][0, 0], 0.005, rtol=1e-9)
 
 
 TOKEN = st.tuples(st.floats(-3, 3), st.booleans())
@@ -114,7 +114,7 @@ def test_equals_a_loop_over_the_live_tokens(tokens, level):
         seen.append(value)
     new = torch.tensor([[value for value, _ in tokens]], dtype=torch.float64)
     mask = torch.tensor([[keep for _, keep in tokens]])
-    close(log_weight(new, torch.zeros_like(new), mask, level=level), [expected], rtol=1e-9, atol=1e-12)
+    assert_near(log_weight(new, torch.zeros_like(new), mask, level=level), [expected], rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)
@@ -151,8 +151,8 @@ def test_gradients_by_hand():
         new = torch.tensor([[-0.5, 0.2, -0.9, 9.0]], requires_grad=True)
         old = torch.zeros(1, 4, requires_grad=True)
         log_weight(new, old, torch.tensor([[1, 1, 1, 0]]), level=level).sum().backward()
-        close(new.grad, [[*gradient, 0.0]])
-        close(old.grad, [[*(-g for g in gradient), 0.0]])
+        assert_near(new.grad, [[*gradient, 0.0]])
+        assert_near(old.grad, [[*(-g for g in gradient), 0.0]])
 
 
 def test_an_unknown_level_is_refused_with_the_known_ones():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close
+from tests.shared.batches import assert_near
 from trimtab.advantages import group_advantages
 from trimtab.rewards import overlong_penalty
 from trimtab.sampling import keep_informative_groups
@@ -36,7 +36,7 @@ def test_the_raw_score_decides_and_not_the_shaped_reward():
     # groups destroyed a policy within 40 steps.
     raw = torch.zeros(4)
     shaped = raw + overlong_penalty(torch.tensor([100, 16384, 18432, 20480]), max_length=20480, buffer=4096)
-    close(shaped, [0.0, 0.0, -0.5, -1.0])
+    assert_near(shaped, [0.0, 0.0, -0.5, -1.0])
     group = torch.zeros(4, dtype=torch.int64)
     assert not keep_informative_groups(raw, group).any()
     assert keep_informative_groups(shaped, group).all()  # what the filter must not be given

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shared.batches import close, from_ratios
+from tests.shared.batches import assert_near, from_ratios
 from trimtab.policy_loss import sapo
 
 TAUS = {"tau_positive": 0.5, "tau_negative": 2.0}
@@ -34,11 +34,11 @@ def row():
 
 def test_golden_loss_and_gradient():
     new, old, advantages, mask, expected, gradient = row()
-    close(torch.tensor([S_HALF, S_1, S_2, S_QUARTER]), [0.62245933, 0.73105858, 0.88079708, 0.43782350])
+    assert_near(torch.tensor([S_HALF, S_1, S_2, S_QUARTER]), [0.62245933, 0.73105858, 0.88079708, 0.43782350])
     loss, _ = sapo(new, old, advantages, mask, **TAUS)
-    close(loss.detach(), expected, rtol=1e-12)
+    assert_near(loss.detach(), expected, rtol=1e-12)
     loss.sum().backward()
-    close(new.grad, gradient, rtol=1e-12)
+    assert_near(new.grad, gradient, rtol=1e-12)
 
 
 def test_golden_metrics():
@@ -58,7 +58,7 @@ def test_golden_metrics():
         "nonfinite/count": 1,
     }
     for key, value in expected.items():
-        close(metrics[key], value, rtol=1e-6)
+        assert_near(metrics[key], value, rtol=1e-6)
 
 
 def test_the_defaults_are_those_of_the_paper():
@@ -69,14 +69,14 @@ def test_the_defaults_are_those_of_the_paper():
     )
     # In float64 1.05 is 1.05, and not the nearest float32, which is off by 5e-8.
     expected = 4 / 1.05 / (1 + math.exp(-1.05))
-    close(implied[0][0, 3].detach(), expected, rtol=1e-14, atol=0)
-    close(implied[0][0, 2].detach(), -4 * 3 * S_1, rtol=1e-14, atol=0)
+    assert_near(implied[0][0, 3].detach(), expected, rtol=1e-14, atol=0)
+    assert_near(implied[0][0, 2].detach(), -4 * 3 * S_1, rtol=1e-14, atol=0)
 
 
 def test_each_token_has_the_steepness_of_its_own_advantage():
     new, old = from_ratios([[2.0, 2.0]])
     loss, _ = sapo(new, old, torch.tensor([[1.0, -1.0]]), torch.ones(1, 2), **TAUS)
-    close(loss.detach(), [[-8 * S_HALF, 2 * S_2]], rtol=1e-12)
+    assert_near(loss.detach(), [[-8 * S_HALF, 2 * S_2]], rtol=1e-12)
 
 
 @settings(deadline=None, derandomize=True)
@@ -86,8 +86,8 @@ def test_the_slope_at_1_is_1_for_every_steepness(advantage, positive, negative):
     a = torch.tensor([advantage], dtype=torch.float64)
     loss, metrics = sapo(new, new.detach(), a, torch.ones(1, 1), tau_positive=positive, tau_negative=negative)
     loss.sum().backward()
-    close(new.grad, [[-advantage]], rtol=1e-12, atol=1e-15)
-    close(metrics["gate/mean"], 1.0, rtol=1e-12)
+    assert_near(new.grad, [[-advantage]], rtol=1e-12, atol=1e-15)
+    assert_near(metrics["gate/mean"], 1.0, rtol=1e-12)
 
 
 @settings(deadline=None, derandomize=True)
@@ -98,11 +98,11 @@ def test_equals_the_scalar_formula(log_r, advantage, positive, negative):
     new = torch.tensor([[log_r]], dtype=torch.float64, requires_grad=True)
     a = torch.tensor([advantage], dtype=torch.float64)
     loss, metrics = sapo(new, torch.zeros(1, 1), a, torch.ones(1, 1), tau_positive=positive, tau_negative=negative)
-    close(loss.detach(), [[-4 / tau * gate * advantage]], rtol=1e-9, atol=1e-12)
+    assert_near(loss.detach(), [[-4 / tau * gate * advantage]], rtol=1e-9, atol=1e-12)
     loss.sum().backward()
     slope = ratio * 4 * gate * (1 - gate)
-    close(new.grad, [[-advantage * slope]], rtol=1e-6, atol=1e-9)
-    close(metrics["gate/mean"], slope, rtol=1e-6, atol=1e-9)
+    assert_near(new.grad, [[-advantage * slope]], rtol=1e-6, atol=1e-9)
+    assert_near(metrics["gate/mean"], slope, rtol=1e-6, atol=1e-9)
     assert new.grad.item() * advantage <= 0 and abs(loss.item()) <= 4 / tau * abs(advantage) + 1e-12
 
 
@@ -113,9 +113,9 @@ def test_far_above_1_the_gate_is_open_and_far_below_almost_closed(advantage):
         new = torch.tensor([[drift]], dtype=torch.float64, requires_grad=True)
         loss, metrics = sapo(new, torch.zeros(1, 1), torch.tensor([advantage]), torch.ones(1, 1))
         loss.sum().backward()
-        close(loss.detach(), [[-4 / tau * gate * advantage]], rtol=1e-9)
+        assert_near(loss.detach(), [[-4 / tau * gate * advantage]], rtol=1e-9)
         expected = -advantage * 4 * math.exp(drift) * gate * (1 - gate) if drift < 0 else 0.0
-        close(new.grad, [[expected]], rtol=1e-9, atol=0)
+        assert_near(new.grad, [[expected]], rtol=1e-9, atol=0)
         assert metrics["gate/mean"].isfinite()
 
 

@@ -110,6 +110,8 @@ def test_a_gradient_that_is_not_finite_ends_the_run():
     seen = []
     asked = SimpleNamespace(record=lambda step, metrics: seen.append(step), recipe=SimpleNamespace(updates_per_step=2))
     state = SimpleNamespace(is_world_process_zero=True, global_step=6)
+    lost = {"loss": 0.1, "grad_norm": float("nan")}
     with pytest.raises(TrimtabError, match="step 3: the gradient is not finite"):
-        RecordSteps(asked).on_log(None, state, None, {"loss": 0.1, "grad_norm": float("nan")})
-    assert seen == [3]
+        RecordSteps(asked).on_log(SimpleNamespace(fp16=False), state, None, lost)
+    RecordSteps(asked).on_log(SimpleNamespace(fp16=True), state, None, lost)  # the scaler skips that update
+    assert seen == [3, 3]

@@ -65,7 +65,7 @@ def check_bypass(compared: Iterable[tuple[str, tuple[str, ...]]]) -> None:
     """Refuse, under bypass, a method that compares the old policy with the rollout policy: they are the same one.
 
     Args:
-        compared: for each weight and mask its place and name, and the words that it reads.
+        compared: for each mask its place and name, and the words that it reads; weights count a ratio twice there.
 
     Raises:
         ValueError: names the method.

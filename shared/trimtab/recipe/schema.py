@@ -143,7 +143,7 @@ class Training(Section):
     epochs_per_rollout: Count = 1
     steps: Count
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # NumPy takes no larger one
-    checkpoint_every: Count | None = None
+    checkpoint_every: Count | None = 20  # null: never, and an interrupted run starts over
     shuffle_rewards: bool = False
 
 
