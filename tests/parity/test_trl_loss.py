@@ -14,7 +14,6 @@ from tests.parity.trl_steps import (
     trl_trainer,
     with_policies,
 )
-from tests.trl import tiny
 
 SURROGATE = "objective.surrogate={name: ppo_clip, clip_low: 0.2, clip_high: 0.28}"
 MODES = {
@@ -28,11 +27,6 @@ PENALTIES = {
     "k3": "[{name: kl, estimator: k3, coefficient: 0.3}]",
     "unbiased": "[{name: kl, estimator: unbiased, coefficient: 0.3}]",
 }
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
 
 
 def pair(model_path, folder, loss_type, kl):

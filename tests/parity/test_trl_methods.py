@@ -51,11 +51,6 @@ CORRECTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_equals_trls(model_path, tmp_path, monkeypatch, name):
     loss_type, options, overrides = METHODS[name]

@@ -15,11 +15,6 @@ TWO_UPDATES = "training={mini_batch_size: 8, steps: 2}"
 EOS = 1
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
-
-
 # Adapters
 
 

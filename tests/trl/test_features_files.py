@@ -16,11 +16,6 @@ from trl_ext import TrimtabConfig, TrimtabGRPOTrainer
 TWO_UPDATES = "training={mini_batch_size: 8, steps: 3}"
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
-
-
 # Arguments
 
 

@@ -15,11 +15,6 @@ LEAVE_ONE_OUT = "advantage={name: group, baseline: leave_one_out, scale: none}"
 EOS = 1
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
-
-
 # Rewards
 
 

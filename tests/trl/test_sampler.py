@@ -5,13 +5,8 @@ import torch
 from peft import LoraConfig
 from transformers import GenerationMixin
 
-from tests.trl import runs, tiny
+from tests.trl import runs
 from trimtab.errors import TrimtabError
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
 
 
 def seen_by(model_path, tmp_path, *overrides, **options):

@@ -16,11 +16,6 @@ OPTIMIZER = "optimizer={name: adamw, lr: 1.0e-2}"
 QUIET = {"use_cpu": True, "report_to": "none", "gradient_checkpointing": False, "disable_tqdm": True}
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory):
-    return tiny.save_model(tmp_path_factory.mktemp("model"))
-
-
 def run_recipe(model_path, folder, *overrides, kind=TrimtabGRPOTrainer, **arguments):
     config = TrimtabConfig(
         str(folder),
